@@ -1,0 +1,181 @@
+"""Every default and every flag's help, once: frozen dataclasses, one per concern.
+
+The command line (``cli``), the YAML file and the Python API are derived from these fields. A field's metadata holds its
+help text and, where the command line needs it, choices and the form of its value. Names follow vLLM's flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from jaxserve.errors import ConfigError
+
+__all__ = [
+    "CacheConfig",
+    "EngineConfig",
+    "ModelOptions",
+    "RunnerConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+]
+
+
+def _flag(default: Any, help: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    title: ClassVar[str] = "model"
+    model: str = _flag("smollm2-135m", "Hugging Face folder, GGUF file, hub id, or the alias smollm2-135m.")
+    tokenizer: str | None = _flag(None, "Tokenizer folder or hub id; by default that of the model.")
+    revision: str | None = _flag(None, "Branch, tag or commit of a hub id.")
+    download_dir: str | None = _flag(None, "Folder for hub downloads; by default that of huggingface_hub.")
+    dtype: str = _flag(
+        "auto",
+        "Dtype of weights and activations; auto is float32 on CPU, the checkpoint's own on GPU.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = _flag(
+        None,
+        "Most tokens of prompt and output together; by default what the model allows and memory holds.",
+        human=True,
+    )
+    load_format: str = _flag(
+        "auto", "Form of the weights; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    weight_cache_dir: str | None = _flag(
+        None, "Folder for converted weights; by default ~/.cache/jaxserve/weights; 'off' keeps none."
+    )
+    chat_template: str | None = _flag(None, "Jinja file that replaces the model's chat template.")
+    seed: int = _flag(0, "Seed of dummy weights, and of requests that give none (with their count).")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How KV memory is laid out and sized."""
+
+    title: ClassVar[str] = "KV cache"
+    block_size: int = _flag(16, "Tokens per KV block.", choices=(8, 16, 32, 64, 128))
+    gpu_memory_utilization: float = _flag(0.9, "Share of device memory that weights, KV and workspace may fill.")
+    kv_cache_memory_bytes: int | None = _flag(None, "Bytes for KV; overrides the share of memory.", human=True)
+    num_gpu_blocks_override: int | None = _flag(None, "Number of KV blocks; overrides every other sizing.")
+    enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of a common prefix between requests.")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What may enter one step, and in which order."""
+
+    title: ClassVar[str] = "scheduler"
+    max_num_batched_tokens: int | None = _flag(
+        None, "Most tokens computed in one step; by default 512 on CPU, 2048 on GPU.", human=True
+    )
+    max_num_seqs: int | None = _flag(None, "Most sequences in one step; by default 64 on CPU, 256 on GPU.", human=True)
+    long_prefill_token_threshold: int = _flag(
+        0, "Most prompt tokens of one request per step while others are served; 0 is no such limit.", human=True
+    )
+    enable_chunked_prefill: bool = _flag(True, "Compute long prompts in chunks beside the decodes of other requests.")
+    scheduling_policy: str = _flag("fcfs", "Order in which requests are served.", choices=("fcfs", "priority"))
+    max_num_queued_reqs: int = _flag(0, "Most waiting requests before new ones get 503; 0 is no limit.", human=True)
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How steps are compiled and dispatched."""
+
+    title: ClassVar[str] = "runner"
+    async_scheduling: bool = _flag(True, "Dispatch a step before the previous one is read.")
+    attention_backend: str = _flag("auto", "Attention kernel.", choices=("auto", "reference"))
+    compilation_cache_dir: str | None = _flag(
+        None, "Folder for compiled programs; by default ~/.cache/jaxserve/xla; 'off' keeps none."
+    )
+    warmup: bool = _flag(True, "Compile every program before serving; without it they compile when first needed.")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    title: ClassVar[str] = "server"
+    host: str = _flag("127.0.0.1", "Address to listen on.")
+    port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
+    served_model_name: tuple[str, ...] = _flag((), "Names under which the model is served; by default its own.")
+    api_key: tuple[str, ...] = _flag((), "Keys of which a client must send one; none leaves the server open.")
+    shutdown_timeout: float = _flag(30.0, "Seconds that running requests may still take after SIGTERM.")
+    log_level: str = _flag("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.")
+        if not 0.0 <= self.shutdown_timeout < float("inf"):
+            raise ConfigError(f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.")
+        if "" in self.api_key or "" in self.served_model_name:
+            raise ConfigError("api_key and served_model_name must not hold empty strings.")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything that an engine is made from."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> Self:
+        """Make a configuration from flat names (``block_size=32``); an unknown name raises ConfigError."""
+        left = dict(values)
+        parts: dict[str, Any] = {}
+        for part in fields(cls):
+            kind: Any = part.default_factory
+            own = {f.name: left.pop(f.name) for f in fields(kind) if f.name in left}
+            parts[part.name] = kind(**own)
+        if left:
+            raise ConfigError(f"unknown setting {sorted(left)[0]!r}.{_nearest(sorted(left)[0], cls.flat_names())}")
+        return cls(**parts)
+
+    @classmethod
+    def flat_names(cls) -> list[str]:
+        """Names of all settings."""
+        return [f.name for part in fields(cls) for f in fields(part.default_factory)]  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        for part in (self.model, self.cache, self.scheduler, self.runner):
+            check_choices(part)
+        _at_least(self.cache, "kv_cache_memory_bytes", 1)
+        _at_least(self.cache, "num_gpu_blocks_override", 2)
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            _at_least(self.scheduler, name, 1)
+        for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
+            _at_least(self.scheduler, name, 0)
+        _at_least(self.model, "max_model_len", 1)
+        if not 0.0 < self.cache.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.")
+
+
+def check_choices(part: Any) -> None:
+    """Raise ConfigError where a field of ``part`` is not among its choices."""
+    for f in fields(part):
+        choices = f.metadata.get("choices")
+        if choices and getattr(part, f.name) not in choices:
+            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {getattr(part, f.name)!r}.")
+
+
+def _at_least(part: Any, name: str, low: int) -> None:
+    value = getattr(part, name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}.")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    import difflib
+
+    match = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""

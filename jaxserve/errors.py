@@ -1,0 +1,80 @@
+"""Every exception that jaxserve raises on purpose.
+
+    JaxserveError
+    ├── ConfigError            a flag or configuration value that cannot work (at start)
+    ├── LoadError              a model that cannot be loaded (at start)
+    │   ├── MissingFileError       a file or shard that is not there
+    │   ├── CorruptFileError       a file that is truncated or not what it claims to be
+    │   ├── UnsupportedModelError  an architecture, quantisation or feature that is not served
+    │   └── ShapeMismatchError     configuration and tensors disagree
+    ├── RequestError           a request that cannot be served as asked (HTTP 400)
+    │   └── ModelNotFoundError     the request names a model that is not served (HTTP 404)
+    ├── QueueFullError         the server takes no more work now (HTTP 503)
+    └── EngineDeadError        the engine thread has stopped (HTTP 503)
+
+A message names the field and the limit, so that it can be shown to a user as it is.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "CorruptFileError",
+    "EngineDeadError",
+    "JaxserveError",
+    "LoadError",
+    "MissingFileError",
+    "ModelNotFoundError",
+    "QueueFullError",
+    "RequestError",
+    "ShapeMismatchError",
+    "UnsupportedModelError",
+]
+
+
+class JaxserveError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(JaxserveError, ValueError):
+    """A flag or configuration value cannot work."""
+
+
+class LoadError(JaxserveError):
+    """A model cannot be loaded."""
+
+
+class MissingFileError(LoadError, FileNotFoundError):
+    """A file or shard that the model needs is not there."""
+
+
+class CorruptFileError(LoadError, ValueError):
+    """A file is truncated, or is not what it claims to be."""
+
+
+class UnsupportedModelError(LoadError, ValueError):
+    """The architecture, quantisation or feature is not served."""
+
+
+class ShapeMismatchError(LoadError, ValueError):
+    """Configuration and tensors disagree."""
+
+
+class RequestError(JaxserveError, ValueError):
+    """A request cannot be served as asked; ``param`` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served."""
+
+
+class QueueFullError(JaxserveError):
+    """The server takes no more work now."""
+
+
+class EngineDeadError(JaxserveError):
+    """The engine thread has stopped; no request can be served."""

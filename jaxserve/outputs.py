@@ -1,0 +1,141 @@
+"""What comes out: token events of the engine, and the outputs that users see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxserve.plan import TokenLogprobs
+from jaxserve.request import FinishReason
+
+__all__ = ["CompletionOutput", "EngineStats", "Logprob", "RequestMetrics", "RequestOutput", "TokenEvent"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one engine request, or its end; ids only.
+
+    Attributes:
+        request_id: the engine request.
+        token_ids: new token ids, maybe none.
+        logprobs: one entry per token, or None if not asked.
+        finish: why the request ended, None while it runs.
+        stop_reason: the stop token id that ended it, if one of ``stop_token_ids`` did.
+        num_cached: prompt tokens that the prefix cache supplied.
+        scheduled_at: ``time.monotonic()`` of first admission.
+        num_preemptions: how often it was preempted so far.
+        error: message, if ``finish`` is ERROR.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached: int = 0
+    scheduled_at: float = 0.0
+    num_preemptions: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of one token as shown to users (vLLM's shape)."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a request.
+
+    Attributes:
+        index: 0 .. n-1.
+        text: the output's text so far; with streaming, the new part only.
+        token_ids: its token ids; with streaming, the new ones only.
+        logprobs: per token id a dict token id -> Logprob, or None if not asked.
+        cumulative_logprob: sum over the tokens, or None if not asked.
+        finish_reason: "stop", "length", "abort" or "error"; None while it runs.
+        stop_reason: the stop string or stop token id that ended it, else None.
+        error: message, if ``finish_reason`` is "error".
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """``time.monotonic()`` of a request's events, in seconds; 0.0 where it did not happen yet."""
+
+    arrived_at: float = 0.0
+    scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answer; while streaming, its newest part.
+
+    Attributes:
+        request_id: the id given at submission.
+        prompt: the prompt's text, None if it came as token ids.
+        prompt_token_ids: the prompt as the model saw it.
+        outputs: one entry per completion; while streaming, only those with something new.
+        finished: all completions have ended.
+        num_cached_tokens: prompt tokens that the prefix cache supplied.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts of the engine at one moment; those named ``total`` only grow.
+
+    Attributes:
+        num_running, num_waiting: requests by state.
+        num_blocks, num_free_blocks: KV blocks in all (without the null block), and of those not in use by a request
+            (they may still hold reusable prefixes).
+        prefix_queries_total, prefix_hits_total: prompt tokens looked up in the prefix cache, and found there.
+        preemptions_total, prompt_tokens_total, generation_tokens_total, steps_total: since start.
+        runtime_compiles_total: programs compiled after warm-up; 0 unless something is wrong.
+        last_step_tokens, last_step_padded: tokens computed by the newest step, and its bucket's size.
+        step_sizes: number of steps since start, by the tokens that they computed.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    prefix_queries_total: int = 0
+    prefix_hits_total: int = 0
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    steps_total: int = 0
+    runtime_compiles_total: int = 0
+    last_step_tokens: int = 0
+    last_step_padded: int = 0
+    step_sizes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of blocks in use by requests, 0..1."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0

@@ -1,0 +1,104 @@
+"""The treaty between scheduler and runner: what one step computes, and what came out of it.
+
+The scheduler writes a ``StepPlan``, the runner reads it and answers with a ``StepResult``; neither knows the other.
+Both sides are plain host data: no jax here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["DEVICE_TOKEN", "BlockCopy", "RowPlan", "StepPlan", "StepResult", "TokenLogprobs"]
+
+DEVICE_TOKEN = -1
+"""Stands in ``RowPlan.tokens`` for the token that the step in flight will sample: its id is on the device only."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the KV of block ``source`` to block ``target`` in all layers, before anything of the step is written."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One request's share of a step.
+
+    Attributes:
+        request_id: whose row this is.
+        row: index in the device state.
+        start: position of the first token to compute.
+        num_tokens: how many tokens to compute.
+        tokens: their ids; the last may be DEVICE_TOKEN.
+        num_drafts: how many of them, at the end, are drafts to verify.
+        samples: whether a token is sampled after the last one (False for all but the last chunk of a prompt).
+        fresh: the row was just given to this request: device state is set up from this plan.
+        history: known token ids of the request if fresh, else empty.
+        num_prompt: how many of the request's tokens are prompt.
+        block_ids: the request's block table.
+        params, seed: how to sample.
+        adapter_slot: slot of its adapter, 0 for the base model.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    num_tokens: int
+    tokens: tuple[int, ...]
+    num_drafts: int
+    samples: bool
+    fresh: bool
+    history: tuple[int, ...]
+    num_prompt: int
+    block_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    adapter_slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything that one step computes. An empty plan is falsy."""
+
+    rows: tuple[RowPlan, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one sampled position, from the raw logits.
+
+    Attributes:
+        logprob: of the sampled token (natural logarithm).
+        rank: of the sampled token, 1 is the likeliest.
+        top: (token id, log probability) of the likeliest tokens, best first; as many as asked.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, in the order of ``StepPlan.rows``.
+
+    Attributes:
+        tokens: per row the sampled token ids, empty where ``samples`` is False; more than one with accepted drafts.
+        logprobs: per row one entry per token, or None where not asked.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]

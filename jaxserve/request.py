@@ -1,0 +1,106 @@
+"""One request inside the engine: token ids in, token ids out.
+
+A request has no phase. Its ``computed`` count chases its ``target``; prompt chunks, cached prefixes, decodes and
+resumed requests differ only in how far behind it is. Mutated by the scheduler and the block manager alone, on the
+engine thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["FinishReason", "Request"]
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one request.
+
+    Attributes:
+        id: unique while the request lives.
+        prompt: token ids of the prompt, at least one.
+        params: what was asked, with ``n == 1`` (a request for n completions is n requests, see ``fork_of``).
+        seed: 64-bit seed of the noise, always set.
+        stop_ids: token ids that end the output (end-of-sequence tokens and ``stop_token_ids``).
+        max_total: most tokens of prompt and output together.
+        fork_of: the sibling whose prompt blocks this request takes over instead of computing its own.
+        adapter: key of the adapter's content, None for the base model.
+        cache_salt: prefix blocks are shared only between requests of one salt.
+        priority: lower is served first, under the priority policy.
+        arrived_at: ``time.monotonic()`` of arrival, seconds.
+        output: settled output token ids.
+        computed: number of tokens whose KV is written by the steps dispatched so far.
+        pending: number of output tokens sampled by steps in flight, not yet read.
+        blocks: ids of the blocks that hold its KV, in order.
+        hashes: chained hashes of its full blocks, as far as they were needed.
+        published: number of its blocks, from the first, that were offered to the prefix cache.
+        row: index in the device state, -1 when not running.
+        cached: prompt tokens that the prefix cache supplied at first admission.
+        preemptions: how often it lost its blocks.
+        constraint: what its next token may be (see ``structured``), None for anything.
+        scheduled_at: ``time.monotonic()`` of first admission, 0.0 before.
+        finish, stop_reason: why it ended, and the stop token id if one did it.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    max_total: int
+    fork_of: Request | None = None
+    adapter: bytes | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    arrived_at: float = field(default_factory=time.monotonic)
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    pending: int = 0
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    published: int = 0
+    row: int = -1
+    cached: int = 0
+    preemptions: int = 0
+    constraint: Any = None
+    scheduled_at: float = 0.0
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+
+    @property
+    def known(self) -> int:
+        """Number of tokens whose ids the host knows."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def target(self) -> int:
+        """Number of tokens that exist, on the host or on the device."""
+        return self.known + self.pending
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some token before the newest one is not computed yet."""
+        return self.computed < self.target - 1
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Known token ids at positions ``start`` .. ``stop - 1``; positions past ``known`` are left out."""
+        num_prompt = len(self.prompt)
+        if stop <= num_prompt:
+            return self.prompt[start:stop]
+        if start >= num_prompt:
+            return self.output[start - num_prompt : stop - num_prompt]
+        return self.prompt[start:] + self.output[: stop - num_prompt]
