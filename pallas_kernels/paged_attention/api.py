@@ -1,0 +1,59 @@
+"""The one public function, and the choice of who computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention.plan import AttentionPlan
+
+__all__ = ["Backend", "paged_attention", "select_backend"]
+
+Backend = Callable[..., jax.Array]
+"""Same signature as ``paged_attention`` without ``backend``."""
+
+_BACKENDS: dict[str, Backend] = {"reference": reference.paged_attention}
+
+
+def select_backend(name: str) -> tuple[str, str]:
+    """Name of the backend that will serve ``name`` ("auto" or a backend's own), and why it was taken.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if name == "auto":
+        return "reference", f"the only backend for {jax.default_backend()}"
+    if name not in _BACKENDS:
+        raise ValueError(f"unknown attention backend {name!r}; there are: auto, {', '.join(_BACKENDS)}")
+    return name, "asked for"
+
+
+def paged_attention(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    backend: str = "reference",
+) -> jax.Array:
+    """Causal attention of every row's query tokens over its cached tokens.
+
+    Args:
+        q: [T, H, D] queries; tokens that no row owns give zeros.
+        k_cache, v_cache: [N, S, K, D] pools of blocks, this step's keys and values already written; H is a multiple
+            of K, and head h reads KV head h // (H / K).
+        plan: the step's work lists.
+        scale: factor of the scores, usually D ** -0.5.
+        window: a query at position p sees positions p - window + 1 .. p; None for all up to p.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); None for none.
+        backend: who computes it (see ``select_backend``).
+
+    Returns:
+        [T, H, D] in q's dtype. A row's result depends on that row alone, not on the batch around it.
+    """
+    return _BACKENDS[backend](q, k_cache, v_cache, plan, scale=scale, window=window, soft_cap=soft_cap)
