@@ -1,0 +1,52 @@
+"""The block pools of all layers, as one donated pytree.
+
+One K and one V array per layer: the decoder is unrolled over them, so that each is updated in place (a stacked array
+would be copied by a scan over layers). Block 0 is the null block: nobody owns it, padding may point at it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from pallas_kernels.kv_write import copy_blocks, kv_write
+
+__all__ = ["KVCache", "KVLayer"]
+
+
+@struct.dataclass
+class KVLayer:
+    """One layer's keys and values, each [N, S, K, D] (blocks, slots of a block, KV heads, head dim)."""
+
+    k: jax.Array
+    v: jax.Array
+
+    def write(self, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVLayer:
+        """Write k, v [T, K, D] at slots [T] (block * S + offset; out of range is dropped)."""
+        return KVLayer(k=kv_write(self.k, k, slots), v=kv_write(self.v, v, slots))
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values of all layers; block ids mean the same block in each."""
+
+    layers: tuple[KVLayer, ...]
+
+    @classmethod
+    def zeros(cls, num_layers: int, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> KVCache:
+        """An empty cache; shape is [N, S, K, D]."""
+        return cls(tuple(KVLayer(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(num_layers)))
+
+    @property
+    def num_slots(self) -> int:
+        """N * S."""
+        return self.layers[0].k.shape[0] * self.layers[0].k.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.layers[0].k.shape[1]
+
+    def copy(self, source: jax.Array, target: jax.Array) -> KVCache:
+        """Copy blocks source [C] over blocks target [C] in all layers."""
+        return jax.tree.map(lambda pool: copy_blocks(pool, source, target), self)

@@ -1,0 +1,74 @@
+"""The decoder, and the only loop over layers.
+
+Llama's architecture with the options of ``ModelConfig``; every family that is served is one of its settings. The loop
+is unrolled at trace time over per-layer weights and per-layer KV pools.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxserve.layers import KVCache, apply_rope, attention, embed, gated_mlp, linear, rms_norm, rope_table, unembed
+from jaxserve.models.config import ModelConfig
+from pallas_kernels.paged_attention import AttentionPlan
+
+__all__ = ["DecoderInput", "decode", "logits"]
+
+
+@struct.dataclass
+class DecoderInput:
+    """The tokens of one step.
+
+    Attributes:
+        tokens: [T] int32 token ids.
+        positions: [T] int32 position of each in its row.
+        slots: [T] int32 where its KV goes (block * S + offset; out of range for padding).
+        plan: the step's attention work.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    slots: jax.Array
+    plan: AttentionPlan
+
+
+def decode(
+    params: dict[str, Any], config: ModelConfig, step: DecoderInput, kv: KVCache, *, backend: str
+) -> tuple[jax.Array, KVCache]:
+    """Run all layers over the step's tokens.
+
+    Returns hidden states after the final norm [T, E], in the dtype of the weights, and the updated cache.
+    """
+    x = embed(params["embed"], step.tokens)
+    table = rope_table(step.positions, config)
+    pools = []
+    for i, (layer, pool) in enumerate(zip(params["layers"], kv.layers, strict=True)):
+        q, k, v = _qkv(rms_norm(x, layer["input_norm"], config.rms_eps), layer, config)
+        if config.rope_layers[i]:
+            q, k = apply_rope(q, table), apply_rope(k, table)
+        attended, pool = attention(
+            q, k, v, pool, step.slots, step.plan, window=config.windows[i], soft_cap=config.soft_cap, backend=backend
+        )
+        pools.append(pool)
+        x = x + linear(attended.reshape(x.shape[0], -1), layer["o"], layer.get("o_bias"))
+        x = x + gated_mlp(rms_norm(x, layer["post_norm"], config.rms_eps), layer)
+    return rms_norm(x, params["final_norm"], config.rms_eps), KVCache(tuple(pools))
+
+
+def logits(params: dict[str, Any], hidden: jax.Array) -> jax.Array:
+    """Logits [R, V] float32 of hidden states [R, E]."""
+    return unembed(hidden, params.get("lm_head", params["embed"]))
+
+
+def _qkv(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    merged = linear(x, layer["qkv"], layer.get("qkv_bias")).reshape(x.shape[0], heads + 2 * kv_heads, dim)
+    q, k, v = jnp.split(merged, [heads, heads + kv_heads], axis=1)
+    if config.qk_norm:
+        q = rms_norm(q, layer["q_norm"], config.rms_eps)
+        k = rms_norm(k, layer["k_norm"], config.rms_eps)
+    return q, k, v
