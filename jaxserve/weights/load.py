@@ -1,0 +1,156 @@
+"""The door of the room: from options to a model's configuration, and on request to its parameters.
+
+Opening is cheap (headers and settings only), so that memory can be planned before any weight is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from jaxserve.config import ModelOptions
+from jaxserve.errors import MissingFileError
+from jaxserve.logging import get_logger
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.gguf_config import ROPE_FACTORS, from_gguf
+from jaxserve.models.hf_config import from_hf
+from jaxserve.models.params import ParamTree
+from jaxserve.models.registry import param_specs
+from jaxserve.weights.assemble import Params, Place, load_params, place_default
+from jaxserve.weights.checkpoint import WeightCache, default_root
+from jaxserve.weights.dummy import init_random
+from jaxserve.weights.gguf import GGUFFile
+from jaxserve.weights.hub import ModelFiles, resolve, resolve_tokenizer
+from jaxserve.weights.reader import TensorReader, read_json
+from jaxserve.weights.safetensors import SafetensorsReader
+
+__all__ = ["OpenedModel", "open_model"]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model whose settings are known and whose weights can be loaded.
+
+    Attributes:
+        config: what it computes.
+        files: where it lies.
+        specs: its parameters (see models.params).
+        gguf_metadata: key-value pairs of its GGUF file, None for another form.
+        tokenizer_path: folder to read the tokenizer from, None to make it from ``gguf_metadata``.
+        chat_template: text of the template that replaces the model's own, None to keep that.
+    """
+
+    config: ModelConfig
+    files: ModelFiles
+    specs: ParamTree
+    gguf_metadata: dict[str, Any] | None
+    tokenizer_path: Path | None
+    chat_template: str | None
+    _options: ModelOptions
+    _reader: TensorReader | None
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it."""
+        return self._options.model
+
+    def load(self, dtype: DTypeLike, place: Place = place_default) -> Params:
+        """The parameters (see models.params) as jax arrays of ``dtype``; raises LoadError.
+
+        Args:
+            dtype: float32, bfloat16 or float16.
+            place: puts one host array on the device(s).
+        """
+        dtype = np.dtype(dtype).name
+        if self._reader is None:
+            with _timed("random weights"):
+                return init_random(self.specs, dtype, self._options.seed, place)
+        cache = _cache(self._options, self.files)
+        if cache is None:
+            with _timed("weights"):
+                return load_params(self.specs, self._reader, dtype, place)
+        with _timed("digest of the weight files"):
+            key = cache.key(self._reader.files, self.specs, dtype)
+        with _timed("look-up of cached weights"):
+            params = cache.fetch(key, self.specs, dtype, place)
+        if params is None:
+            with _timed("weights"):
+                params = load_params(self.specs, self._reader, dtype, place)
+            with _timed("caching of the converted weights"):
+                cache.store(key, params)
+        return params
+
+
+def open_model(options: ModelOptions) -> OpenedModel:
+    """Find a model and read its settings; raises LoadError or ConfigError with what is wrong."""
+    with _timed("look-up of the model"):
+        files = resolve(options.model, options.revision, options.download_dir, options.load_format)
+        tokenizer = _tokenizer_folder(files)
+        if options.tokenizer is not None:
+            tokenizer = resolve_tokenizer(options.tokenizer, download_dir=options.download_dir)
+    template = _text(options.chat_template) if options.chat_template is not None else None
+    with _timed("model settings"):
+        gguf = GGUFFile(files.gguf) if files.gguf is not None else None
+        reader, config = _from_gguf(gguf) if gguf is not None else _from_folder(files.folder, options.load_format)
+        specs = param_specs(config, "gguf" if gguf is not None else "hf")
+    if options.load_format == "dummy":
+        reader = None
+    metadata = gguf.metadata if gguf is not None else None
+    return OpenedModel(config, files, specs, metadata, tokenizer, template, options, reader)
+
+
+def _from_gguf(file: GGUFFile) -> tuple[TensorReader | None, ModelConfig]:
+    factors = file.read(ROPE_FACTORS).tolist() if ROPE_FACTORS in file.shapes else None
+    return file, from_gguf(file.metadata, file.shapes, factors, file.main_dtype())
+
+
+def _from_folder(folder: Path | None, load_format: str) -> tuple[TensorReader | None, ModelConfig]:
+    assert folder is not None
+    generation = folder / "generation_config.json"
+    config = from_hf(read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None)
+    if load_format == "dummy":
+        return None, config
+    reader = SafetensorsReader(folder)
+    # What the file holds is the truth; the dtype in config.json is at times that of training.
+    first = param_specs(config, "hf")["embed"].sources[0].name
+    if first in reader.shapes:
+        config = dataclasses.replace(config, checkpoint_dtype=reader.dtype(first))
+    return reader, config
+
+
+def _cache(options: ModelOptions, files: ModelFiles) -> WeightCache | None:
+    """The cache, where one is wanted and saves time: reading safetensors is as quick as reading the cache."""
+    if options.weight_cache_dir == "off" or files.gguf is None:
+        return None
+    return WeightCache(Path(options.weight_cache_dir).expanduser() if options.weight_cache_dir else default_root())
+
+
+def _tokenizer_folder(files: ModelFiles) -> Path | None:
+    """The model's own tokenizer files. Where they lie beside a GGUF file, they are more exact than its metadata."""
+    if files.gguf is not None and (files.gguf.parent / "tokenizer.json").is_file():
+        return files.gguf.parent
+    return files.folder
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingFileError(f"The chat template {path} cannot be read: {error}") from error
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    log.info("%s: %.2f s", what, time.perf_counter() - start)

@@ -1,0 +1,45 @@
+"""What every kind of checkpoint can do: name its tensors, and read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxserve.errors import CorruptFileError, MissingFileError
+
+__all__ = ["TensorReader", "read_json"]
+
+
+class TensorReader(Protocol):
+    """A checkpoint on disk.
+
+    Attributes:
+        files: the files that its tensors lie in.
+        shapes: tensor name -> shape, rows first.
+    """
+
+    files: tuple[Path, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """The tensor as float32, bfloat16 or float16, in memory of its own (no view of the file)."""
+
+    def dtype(self, name: str) -> str:
+        """Name of the dtype that holds the tensor best: float32, bfloat16 or float16."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises MissingFileError or CorruptFileError with the file's name."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} is not there.") from None
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CorruptFileError(f"{path} must hold a JSON object, but holds a {type(value).__name__}.")
+    return value
