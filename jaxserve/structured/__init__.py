@@ -1,0 +1,20 @@
+"""What may come next: constraints on the tokens of a request, and the mask that a step makes of them."""
+
+from __future__ import annotations
+
+from jaxserve.structured.constraints import All, AllowedTokens, BadWords, MinTokens, make_constraint
+from jaxserve.structured.masks import all_tokens, num_words, pack, step_mask
+from jaxserve.structured.protocol import Constraint
+
+__all__ = [
+    "All",
+    "AllowedTokens",
+    "BadWords",
+    "Constraint",
+    "MinTokens",
+    "all_tokens",
+    "make_constraint",
+    "num_words",
+    "pack",
+    "step_mask",
+]

@@ -1,0 +1,55 @@
+"""Bit sets against plain Python sets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.structured import AllowedTokens, all_tokens, num_words, pack, step_mask
+
+
+def unpack(words: np.ndarray) -> set[int]:
+    """Tokens of a set, read bit by bit from the definition."""
+    return {32 * i + bit for i, word in enumerate(words.tolist()) for bit in range(32) if word >> bit & 1}
+
+
+@given(st.integers(1, 200).flatmap(lambda v: st.tuples(st.just(v), st.sets(st.integers(0, v - 1)))))
+def test_pack_sets_exactly_the_bits_of_its_tokens(case: tuple[int, set[int]]) -> None:
+    vocab_size, tokens = case
+    words = pack(tokens, vocab_size)
+    assert words.dtype == np.uint32
+    assert words.shape == (num_words(vocab_size),)
+    assert unpack(words) == tokens
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 49152])
+def test_all_tokens_leaves_bits_past_the_vocabulary_clear(vocab_size: int) -> None:
+    assert unpack(all_tokens(vocab_size)) == set(range(vocab_size))
+
+
+@pytest.mark.parametrize("token", [-1, 40])
+def test_pack_refuses_ids_outside_the_vocabulary(token: int) -> None:
+    with pytest.raises(IndexError, match="from 0 to 39"):
+        pack([3, token], 40)
+
+
+def test_step_without_constraints_has_no_mask() -> None:
+    assert step_mask([None, None], 40) is None
+    assert step_mask([], 40) is None
+
+
+def test_step_mask_restricts_constrained_rows_only() -> None:
+    mask = step_mask([None, AllowedTokens([5, 39], 40), None], 40)
+    assert mask is not None
+    assert mask.dtype == np.uint32
+    assert [unpack(row) for row in mask] == [set(range(40)), {5, 39}, set(range(40))]
+
+
+def test_each_step_gets_an_array_of_its_own() -> None:
+    constraint = AllowedTokens([5], 40)
+    first, second = step_mask([constraint], 40), step_mask([constraint], 40)
+    assert first is not None
+    assert second is not None
+    assert not np.shares_memory(first, second)
