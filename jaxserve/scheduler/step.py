@@ -1,0 +1,72 @@
+"""One plan in the making: what is left of the token budget, and the rows so far."""
+
+from __future__ import annotations
+
+from jaxserve.plan import DEVICE_TOKEN, BlockCopy, RowPlan, StepPlan
+from jaxserve.request import Request
+
+__all__ = ["StepBuilder"]
+
+
+class StepBuilder:
+    """Collects rows, copies and preemptions of one step.
+
+    Attributes:
+        budget: tokens that may still be added.
+        requests: the request of each row.
+        copies: block copies to make first.
+        preempted: ids of requests that lost their blocks.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.requests: list[Request] = []
+        self.copies: list[BlockCopy] = []
+        self.preempted: list[str] = []
+        self._rows: list[RowPlan] = []
+        self._starts: dict[str, int] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        return request.id in self._starts
+
+    def computed_before(self, request: Request) -> int:
+        """Number of the request's tokens whose KV the steps before this one have certainly written.
+
+        0 for a request that was admitted in this step: what it took over may be written by this very step.
+        """
+        return self._starts.get(request.id, request.computed)
+
+    def add(self, request: Request, num_tokens: int, *, fresh: bool) -> None:
+        """Compute the request's next ``num_tokens`` tokens in this step, and advance it as if that were done."""
+        start = request.computed
+        stop = start + num_tokens
+        samples = stop == request.target
+        tokens = request.tokens(start, stop)
+        if stop > request.known:
+            tokens.append(DEVICE_TOKEN)
+        self._rows.append(
+            RowPlan(
+                request_id=request.id,
+                row=request.row,
+                start=start,
+                num_tokens=num_tokens,
+                tokens=tuple(tokens),
+                num_drafts=0,
+                samples=samples,
+                fresh=fresh,
+                history=tuple(request.tokens(0, request.known)) if fresh else (),
+                num_prompt=len(request.prompt),
+                block_ids=tuple(request.blocks),
+                params=request.params,
+                seed=request.seed,
+            )
+        )
+        self.requests.append(request)
+        self._starts[request.id] = 0 if fresh else start
+        self.budget -= num_tokens
+        request.computed = stop
+        request.pending += samples
+
+    def build(self) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(tuple(self._rows), tuple(self.copies), tuple(self.preempted))
