@@ -1,0 +1,17 @@
+"""The device side: plan -> arrays -> compiled programs -> tokens on their way back."""
+
+from jaxserve.runner.compiled import use_compilation_cache
+from jaxserve.runner.handle import StepHandle
+from jaxserve.runner.memory import KVSize, fit_blocks, fit_context
+from jaxserve.runner.runner import Launch, Runner, RunnerShape
+
+__all__ = [
+    "KVSize",
+    "Launch",
+    "Runner",
+    "RunnerShape",
+    "StepHandle",
+    "fit_blocks",
+    "fit_context",
+    "use_compilation_cache",
+]

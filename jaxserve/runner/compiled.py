@@ -1,0 +1,69 @@
+"""Bucket -> executable, compiled ahead of time.
+
+A compiled executable called with another shape raises; it never compiles quietly. What compiles after warm-up is
+counted by listening to jax itself, so that nothing can escape the count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxserve.logging import get_logger
+
+__all__ = ["CompileCounter", "Programs", "use_compilation_cache"]
+
+_log = get_logger(__name__)
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class Programs:
+    """Executables by key. ``make(key)`` gives the traced form of a program; it is compiled once."""
+
+    def __init__(self, make: Callable[[Any], jax.stages.Lowered]) -> None:
+        self._make = make
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+
+    def __getitem__(self, key: Hashable) -> jax.stages.Compiled:
+        program = self._compiled.get(key)
+        if program is None:
+            program = self._compiled[key] = self._make(key).compile()
+        return program
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+
+class CompileCounter:
+    """Counts the programs that XLA compiles (or reads from its cache) in this process while it is armed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.armed = False
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def close(self) -> None:
+        """Stop listening."""
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if self.armed and event == _COMPILE_EVENT:
+            self.count += 1
+            _log.warning("a program was compiled while serving (%.2f s); please report this", duration_secs)
+
+
+def use_compilation_cache(folder: str | None) -> None:
+    """Keep compiled programs in ``folder`` (None: ~/.cache/jaxserve/xla; "off": nowhere) across processes."""
+    if folder == "off":
+        return
+    path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "jaxserve" / "xla"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("no compilation cache: %s", error)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
