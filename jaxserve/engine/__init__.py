@@ -1,0 +1,7 @@
+"""The engine: the one room that knows both the scheduler and the runner, and the APIs around it."""
+
+from jaxserve.engine.async_engine import AsyncLLM
+from jaxserve.engine.engine import Engine
+from jaxserve.engine.llm import LLM
+
+__all__ = ["LLM", "AsyncLLM", "Engine"]

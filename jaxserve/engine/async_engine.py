@@ -1,0 +1,181 @@
+"""The engine for asyncio: one thread steps, the event loop handles text.
+
+The engine thread sees token ids only. Its events reach the event loop once per step, where they become text and go to
+the request's own queue. A generator that is closed (its client has gone) takes its request out of the engine at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Self
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.input import InputProcessor
+from jaxserve.engine.output import OutputProcessor
+from jaxserve.engine.startup import Started, start
+from jaxserve.errors import EngineDeadError, QueueFullError
+from jaxserve.logging import get_logger
+from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
+from jaxserve.request import FinishReason
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["AsyncLLM"]
+
+_log = get_logger(__name__)
+
+
+class AsyncLLM:
+    """A model for serving: an async stream per request.
+
+    All methods but ``stats`` and ``check_health`` belong to the event loop on which ``generate`` was first called.
+    """
+
+    def __init__(self, started: Started) -> None:
+        self.config = started.config
+        self.tokenizer = started.tokenizer
+        self.model_config = started.model_config
+        self.model_name = started.model_name
+        self.max_model_len = started.max_model_len
+        self.startup_phases = started.phases
+        self._engine = started.engine
+        self._input = InputProcessor(
+            started.tokenizer, started.model_config, started.max_model_len, started.config.model.seed
+        )
+        self._output = OutputProcessor(started.tokenizer)
+        self._queues: dict[str, asyncio.Queue[RequestOutput | EngineDeadError]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = threading.Condition()
+        self._closing = False
+        self._dead: str | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Self:
+        """Load a model and start its engine; blocks until it can serve. Raises LoadError, ConfigError."""
+        return cls(start(config, on_progress))
+
+    # ------------------------------------------------------------------ requests
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt; closing the generator aborts it.
+
+        Yields deltas as they come, or with ``stream=False`` the one finished output.
+
+        Raises:
+            RequestError: it cannot be served as asked; nothing was queued.
+            QueueFullError: too much is waiting already.
+            EngineDeadError: the engine has stopped, before or while it was served.
+        """
+        self.check_health()
+        if request_id in self._queues:
+            raise ValueError(f"request id {request_id!r} is in use")
+        limit = self.config.scheduler.max_num_queued_reqs
+        if limit and (waiting := self._engine.stats().num_waiting) >= limit:
+            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+        self._loop = self._loop or asyncio.get_running_loop()
+        queue: asyncio.Queue[RequestOutput | EngineDeadError] = asyncio.Queue()
+        self._queues[request_id] = queue
+        try:
+            # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
+            requests = await asyncio.to_thread(
+                self._input.prepare, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            )
+            self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
+            self._engine.add(requests)
+            self._wake_up()
+            self.check_health()
+            while True:
+                output = await queue.get()
+                if isinstance(output, EngineDeadError):
+                    raise output
+                yield output
+                if output.finished:
+                    return
+        finally:
+            del self._queues[request_id]
+            self._finish(self._output.drop(request_id), FinishReason.ABORT)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early; its stream gets a last output with finish reason "abort"."""
+        self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
+
+    # ------------------------------------------------------------------ state
+    def stats(self) -> EngineStats:
+        """Counts of the engine."""
+        return self._engine.stats()
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError if the engine has stopped."""
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+
+    async def shutdown(self, drain_seconds: float = 0.0) -> None:
+        """Stop; running requests may take ``drain_seconds`` more, then they are aborted."""
+        deadline = asyncio.get_running_loop().time() + drain_seconds
+        while self._queues and self._dead is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+        self._die("the engine was shut down")
+
+    # ------------------------------------------------------------------ event loop side
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        outputs, ended = self._output.process(events)
+        self._finish(ended, FinishReason.STOP)
+        for output in outputs:
+            if (queue := self._queues.get(output.request_id)) is not None:
+                queue.put_nowait(output)
+
+    def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
+        for engine_id in engine_ids:
+            self._engine.finish(engine_id, reason)
+        if engine_ids:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _die(self, why: str) -> None:
+        self._dead = self._dead or why
+        for queue in self._queues.values():
+            queue.put_nowait(EngineDeadError(self._dead))
+
+    # ------------------------------------------------------------------ engine thread
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                if events := self._engine.step():
+                    self._call(self._deliver, events)
+        except Exception as error:
+            _log.exception("the engine has stopped")
+            self._dead = f"the engine has stopped: {type(error).__name__}: {error}"
+            self._call(self._die, self._dead)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is work; False to stop."""
+        with self._wake:
+            while not self._closing and not self._engine.has_work:
+                self._wake.wait()
+            return not self._closing
+
+    def _call(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Run a function on the event loop; dropped if that has gone (nobody is left to hear of it)."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function, argument)
+        except RuntimeError:
+            _log.debug("the event loop is closed")

@@ -1,0 +1,155 @@
+"""The step loop: the only room that knows scheduler and runner.
+
+One step is in flight while the host plans the next. The host plans by upper bound (a token being sampled counts as one
+that will be there), the device keeps the tokens, and only ``_settle`` waits for it. Everything here runs on one thread;
+other threads reach it through the inbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.errors import RequestError
+from jaxserve.outputs import EngineStats, TokenEvent
+from jaxserve.plan import StepPlan
+from jaxserve.request import FinishReason, Request
+from jaxserve.runner import Runner, StepHandle
+from jaxserve.scheduler import Scheduler
+from jaxserve.structured import step_mask
+
+__all__ = ["Engine", "StepClock"]
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Where the time of steps went since the last reset; seconds and counts."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    device_wait_seconds: float = 0.0
+    tokens: int = 0
+    padded_tokens: int = 0
+
+    @property
+    def host_seconds(self) -> float:
+        """Time in which the host worked; the device may have been busy meanwhile."""
+        return self.seconds - self.device_wait_seconds
+
+
+class Engine:
+    """Takes requests, gives token events.
+
+    Args:
+        scheduler: decides what a step computes.
+        runner: computes it.
+        depth: how many steps may be in flight when the next one is planned: 1 overlaps host and device, 0 does not.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, depth: int) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = StepClock()
+        self._depth = depth
+        self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
+        self._in_flight: deque[StepHandle] = deque()
+        self._step_sizes: Counter[int] = Counter()
+        self._last = (0, 0)
+
+    # ------------------------------------------------------------------ from any thread
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests."""
+        self._inbox.extend(requests)
+
+    def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request early: its client has gone, or its text is complete. Unknown ids are ignored."""
+        self._inbox.append((request_id, reason))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._inbox or self._in_flight or self.scheduler.has_work)
+
+    def stats(self) -> EngineStats:
+        """Counts at this moment; may be read from any thread."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        tokens, padded = self._last
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=blocks.num_blocks - 1,
+            num_free_blocks=blocks.num_free,
+            prefix_queries_total=blocks.prefix_queries_total,
+            prefix_hits_total=blocks.prefix_hits_total,
+            preemptions_total=scheduler.preemptions_total,
+            prompt_tokens_total=scheduler.prompt_tokens_total,
+            generation_tokens_total=scheduler.generation_tokens_total,
+            steps_total=self.scheduler.steps_total,
+            step_sizes=dict(self._step_sizes),
+            runtime_compiles_total=self.runner.compiles.count,
+            last_step_tokens=tokens,
+            last_step_padded=padded,
+        )
+
+    # ------------------------------------------------------------------ on the engine's thread
+    def step(self) -> list[TokenEvent]:
+        """Dispatch the next step, read the previous one, and return what is new."""
+        began = time.perf_counter()
+        events = self._intake()
+        plan = self.scheduler.plan()
+        launch = self.runner.forward(plan)
+        events += self._settle(0)
+        mask = self._mask(plan)
+        if plan:
+            self._in_flight.append(self.runner.sample(launch, mask))
+            self._note(plan, launch.padded_tokens)
+        events += self._settle(self._depth)
+        self.clock.seconds += time.perf_counter() - began
+        return events
+
+    def _intake(self) -> list[TokenEvent]:
+        events = []
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Request):
+                try:
+                    self.scheduler.add(item)
+                except RequestError as error:
+                    events.append(TokenEvent(item.id, finish=FinishReason.ERROR, error=str(error)))
+            elif (event := self.scheduler.abort(*item)) is not None:
+                events.append(event)
+        return events
+
+    def _settle(self, leave: int) -> list[TokenEvent]:
+        """Read the oldest steps until ``leave`` are in flight."""
+        events = []
+        while len(self._in_flight) > leave:
+            handle = self._in_flight.popleft()
+            began = time.perf_counter()
+            result = handle.result()
+            self.clock.device_wait_seconds += time.perf_counter() - began
+            for row, tokens in zip(handle.plan.rows, result.tokens, strict=True):
+                request = self.scheduler.get(row.request_id)
+                if tokens and request is not None and request.constraint is not None:
+                    request.constraint.advance(tokens)
+            events += self.scheduler.update(handle.plan, result)
+        return events
+
+    def _mask(self, plan: StepPlan) -> NDArray[np.uint32] | None:
+        constraints = []
+        for row in plan.rows:
+            request = self.scheduler.get(row.request_id) if row.samples else None
+            constraints.append(request.constraint if request is not None else None)
+        return step_mask(constraints, self.runner.config.vocab_size)
+
+    def _note(self, plan: StepPlan, padded_tokens: int) -> None:
+        self._step_sizes[plan.num_tokens] += 1
+        self._last = (plan.num_tokens, padded_tokens)
+        self.clock.steps += 1
+        self.clock.tokens += plan.num_tokens
+        self.clock.padded_tokens += padded_tokens

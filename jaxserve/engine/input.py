@@ -1,0 +1,148 @@
+"""A user's request to engine requests: tokenised, checked against the model, given seeds.
+
+Everything that can be wrong with a request is found here or in ``SamplingParams``, before the engine sees it. A request
+for n completions becomes n engine requests; the later ones name the first as the sibling whose prompt they share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jaxserve.errors import RequestError
+from jaxserve.models.config import ModelConfig
+from jaxserve.request import Request
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.structured import make_constraint
+from jaxserve.tokenizer import Tokenizer
+
+__all__ = ["MAX_CACHE_SALT", "InputProcessor"]
+
+MAX_CACHE_SALT = 128
+
+
+class InputProcessor:
+    """Makes engine requests; may be used from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, max_model_len: int, seed: int) -> None:
+        """``max_model_len`` is in tokens; ``seed`` is that of the engine, for requests that give none."""
+        self._tokenizer = tokenizer
+        self._vocab_size = model_config.vocab_size
+        self._eos_ids = frozenset((*model_config.eos_token_ids, *tokenizer.eos_token_ids))
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._unseeded = itertools.count()
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: bytes | None = None,
+    ) -> list[Request]:
+        """Engine requests of one user request, ``params.n`` of them.
+
+        Their ids are ``request_id`` if it is one, else ``request_id-i``. Where ``max_tokens`` asks for more than is
+        left of the context, what is left is the limit. Raises RequestError naming the field at fault.
+        """
+        ids = self._prompt_ids(prompt)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        _check_routing(priority, cache_salt)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        bad_word_ids = self._bad_word_ids(params.bad_words)
+        room = self._max_model_len if params.max_tokens is None else len(ids) + params.max_tokens
+        seed = self._request_seed(params.seed)
+        single = replace(params, n=1)
+        requests: list[Request] = []
+        for i in range(params.n):
+            requests.append(
+                Request(
+                    id=request_id if params.n == 1 else f"{request_id}-{i}",
+                    prompt=ids,
+                    params=single,
+                    seed=_child_seed(seed, i),
+                    stop_ids=stop_ids,
+                    max_total=min(self._max_model_len, room),
+                    fork_of=requests[0] if requests else None,
+                    adapter=adapter,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    constraint=make_constraint(
+                        single, vocab_size=self._vocab_size, stop_ids=stop_ids, bad_word_ids=bad_word_ids
+                    ),
+                )
+            )
+        return requests
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        if not ids:
+            raise RequestError("prompt must not be empty: it holds no token.", "prompt")
+        if len(ids) >= self._max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
+                f"{len(ids)} input tokens, which leaves no room for output. Please shorten the prompt.",
+                "prompt",
+            )
+        self._check_ids("prompt", ids)
+        return ids
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    f"{name}: token id {token} is outside the vocabulary (0 to {self._vocab_size - 1}).", name
+                )
+
+    def _bad_word_ids(self, words: Iterable[str]) -> list[list[int]]:
+        """Token sequences of words as they stand at the start of a text and, after a space, within it."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            spellings = (word,) if word[0].isspace() else (word, " " + word)
+            sequences = [tuple(self._tokenizer.encode(form, add_special_tokens=False)) for form in spellings]
+            if not sequences[0]:
+                raise RequestError(f"bad_words: {word!r} holds no token.", "bad_words")
+            found.update(dict.fromkeys(sequences))
+        return [list(ids) for ids in found]
+
+    def _request_seed(self, seed: int | None) -> int:
+        if seed is None:
+            return _hash64("request", self._seed, next(self._unseeded))
+        return seed & (2**64 - 1)
+
+
+def _token_ids(prompt: object) -> list[int]:
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise RequestError(f"prompt must be a string or a list of token ids, got {type(prompt).__name__}.", "prompt")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise RequestError(f"prompt must be a string or a list of token ids, got {token!r} in it.", "prompt")
+    return list(prompt)
+
+
+def _check_routing(priority: int, cache_salt: str | None) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"priority must be an integer, got {priority!r}.", "priority")
+    if cache_salt is None:
+        return
+    if not isinstance(cache_salt, str) or not cache_salt:
+        raise RequestError(f"cache_salt must be a non-empty string, got {cache_salt!r}.", "cache_salt")
+    if len(cache_salt) > MAX_CACHE_SALT:
+        raise RequestError(f"cache_salt has {len(cache_salt)} characters; the limit is {MAX_CACHE_SALT}.", "cache_salt")
+
+
+def _child_seed(seed: int, index: int) -> int:
+    """The first of n completions is the one that n = 1 would give."""
+    return seed if index == 0 else _hash64("child", seed, index)
+
+
+def _hash64(purpose: str, *parts: int) -> int:
+    text = ":".join((purpose, *map(str, parts)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,177 @@
+"""The offline API: prompts in, finished outputs out, on the calling thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from tqdm.auto import tqdm
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.engine import StepClock
+from jaxserve.engine.input import InputProcessor
+from jaxserve.engine.output import OutputProcessor
+from jaxserve.engine.startup import start
+from jaxserve.errors import RequestError
+from jaxserve.outputs import EngineStats, RequestOutput
+from jaxserve.request import FinishReason
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["LLM"]
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model for offline generation, with vLLM's names.
+
+    Args:
+        model: Hugging Face folder, GGUF file, hub id, or the alias ``smollm2-135m``.
+        **settings: any setting of ``EngineConfig``, flat (``max_model_len=2048``, ``block_size=32``).
+
+    Raises:
+        LoadError, ConfigError: see ``engine.startup.start``.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        started = start(EngineConfig.from_flat({"model": model, **settings}))
+        self.engine = started.engine
+        self.tokenizer = started.tokenizer
+        self.model_config = started.model_config
+        self.max_model_len = started.max_model_len
+        self.startup_phases = started.phases
+        self._input = InputProcessor(
+            started.tokenizer, started.model_config, started.max_model_len, started.config.model.seed
+        )
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts (text or token ids), in one batch.
+
+        Args:
+            prompts: one prompt or several.
+            sampling_params: for all prompts, or one each.
+            use_tqdm: show a progress bar.
+            priority: one number per prompt, lower is served first (with ``scheduling_policy="priority"``).
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            RequestError: a prompt or parameter that cannot be served; then nothing was generated.
+        """
+        many = _as_list(prompts)
+        params = _per_prompt(sampling_params, len(many))
+        ranks = list(priority) if priority is not None else [0] * len(many)
+        if len(ranks) != len(many):
+            raise RequestError(f"{len(ranks)} priorities for {len(many)} prompts.", "priority")
+        output = OutputProcessor(self.tokenizer)
+        batch, order = [], []
+        for prompt, wanted, rank in zip(many, params, ranks, strict=True):
+            request_id = f"llm-{self._count}"
+            self._count += 1
+            requests = self._input.prepare(request_id, prompt, wanted, priority=rank)
+            text = prompt if isinstance(prompt, str) else None
+            output.add(request_id, text, requests, stream=False)
+            batch += requests
+            order.append(request_id)
+        self.engine.add(batch)
+        finished = self._run(output, order, use_tqdm)
+        return [finished[request_id] for request_id in order]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of such lists), in one batch."""
+        conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                list(conversation),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """Counts of the engine."""
+        return self.engine.stats()
+
+    def step_stats(self) -> dict[str, float]:
+        """Where the time of steps went since ``reset_step_stats``."""
+        clock = self.engine.clock
+        return {
+            "steps": clock.steps,
+            "seconds": clock.seconds,
+            "host_seconds": clock.host_seconds,
+            "device_wait_seconds": clock.device_wait_seconds,
+            "tokens": clock.tokens,
+            "padded_tokens": clock.padded_tokens,
+        }
+
+    def reset_step_stats(self) -> None:
+        """Start ``step_stats`` anew."""
+        self.engine.clock = StepClock()
+
+    def shutdown(self) -> None:
+        """Release device memory. The object is of no use afterwards; calling it twice is harmless."""
+        if getattr(self, "engine", None) is not None:
+            self.engine.runner.close()
+            del self.engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def _run(self, output: OutputProcessor, order: list[str], use_tqdm: bool) -> dict[str, RequestOutput]:
+        """Step until the batch is done; if interrupted, take what is left out of the engine."""
+        finished: dict[str, RequestOutput] = {}
+        try:
+            with tqdm(total=len(order), desc="generating", unit="prompt", disable=None if use_tqdm else True) as bar:
+                while len(finished) < len(order):
+                    outputs, ended = output.process(self.engine.step())
+                    for request_id in ended:
+                        self.engine.finish(request_id, FinishReason.STOP)
+                    finished.update((out.request_id, out) for out in outputs)
+                    bar.update(len(outputs))
+        finally:
+            for request_id in order:
+                if request_id not in finished:
+                    for engine_id in output.drop(request_id):
+                        self.engine.finish(engine_id)
+            while self.engine.has_work:
+                self.engine.step()
+        return finished
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _per_prompt(params: Params, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling_params for {count} prompts.", "sampling_params")
+    return list(params)

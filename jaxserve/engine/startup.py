@@ -1,0 +1,167 @@
+"""From a configuration to an engine that is ready: load, size, compile. Every phase is timed and logged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tqdm.auto import tqdm
+
+from jaxserve.blocks import BlockManager
+from jaxserve.config import EngineConfig, SchedulerConfig
+from jaxserve.engine.engine import Engine
+from jaxserve.errors import ConfigError, ShapeMismatchError
+from jaxserve.logging import get_logger
+from jaxserve.models.config import ModelConfig
+from jaxserve.runner import Runner, RunnerShape, fit_blocks, fit_context, use_compilation_cache
+from jaxserve.scheduler import Scheduler
+from jaxserve.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.weights import OpenedModel, open_model
+from pallas_kernels.paged_attention import select_backend
+
+__all__ = ["Started", "start"]
+
+_log = get_logger(__name__)
+_CPU_LIMITS = (512, 64)  # max_num_batched_tokens, max_num_seqs
+_ACCELERATOR_LIMITS = (2048, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine and what stands around it."""
+
+    config: EngineConfig
+    engine: Engine
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    model_name: str
+    max_model_len: int
+    phases: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Phases:
+    """Seconds per phase of the start, logged as they end."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+        _log.info("%s: %.2f s", name, self.seconds[name])
+
+
+def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Started:
+    """Make an engine. ``on_progress`` is told what is being done and which share of it is done (0..1).
+
+    Raises:
+        LoadError: the model cannot be loaded.
+        ConfigError: the configuration cannot work with this model or machine.
+    """
+    phase = _Phases()
+    tell = on_progress or (lambda what, share: None)
+    backend = _select_backend(config)
+    use_compilation_cache(config.runner.compilation_cache_dir)
+    tell("opening the model", 0.0)
+    with phase("open"):
+        opened = open_model(config.model)
+        model = opened.config
+        tokenizer = load_tokenizer(opened.tokenizer_path, opened.gguf_metadata, opened.chat_template)
+        _check_vocabulary(tokenizer, model)
+    tell("loading weights", 0.0)
+    dtype = _dtype(config, model)
+    with phase("weights"):
+        params = opened.load(dtype)
+    with phase("kv cache"):
+        runner = _make_runner(config, opened, params, dtype, backend)
+    if config.runner.warmup:
+        with phase("compile"):
+            _warm_up(runner, tell)
+    scheduler = Scheduler(
+        config.scheduler,
+        BlockManager(
+            runner.shape.num_blocks, runner.shape.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
+        ),
+        max_num_batched_tokens=runner.shape.max_tokens,
+        max_num_seqs=runner.shape.max_rows,
+    )
+    engine = Engine(scheduler, runner, depth=1 if config.runner.async_scheduling else 0)
+    return Started(config, engine, tokenizer, model, opened.name, runner.shape.max_context, phase.seconds)
+
+
+def _make_runner(
+    config: EngineConfig, opened: OpenedModel, params: dict[str, Any], dtype: jnp.dtype, backend: str
+) -> Runner:
+    model, cache = opened.config, config.cache
+    max_tokens, max_rows = _limits(config.scheduler)
+    longest = config.model.max_model_len or model.max_position
+    most_useful = max_rows * -(-longest // cache.block_size) + 1
+    size = fit_blocks(cache, model, dtype, most_useful=most_useful)
+    max_context = fit_context(size, cache, model, config.model.max_model_len)
+    if not config.scheduler.enable_chunked_prefill and max_tokens < max_context:
+        raise ConfigError(
+            f"without chunked prefill a prompt must fit into one step: --max-num-batched-tokens is {max_tokens}, but "
+            f"contexts reach {max_context} tokens. Raise it, or set --max-model-len {max_tokens} or less."
+        )
+    _log.info(
+        "%d KV blocks of %d tokens (%.0f MiB, by %s); contexts up to %d tokens",
+        size.num_blocks,
+        cache.block_size,
+        size.num_blocks * size.block_bytes / 2**20,
+        size.reason,
+        max_context,
+    )
+    shape = RunnerShape(size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, dtype, backend)
+    runner = Runner(params, model, shape)
+    runner.wait()
+    return runner
+
+
+def _limits(config: SchedulerConfig) -> tuple[int, int]:
+    """Most tokens and rows of a step: as asked, or what suits the device."""
+    tokens, rows = _CPU_LIMITS if jax.default_backend() == "cpu" else _ACCELERATOR_LIMITS
+    rows = config.max_num_seqs or rows
+    tokens = config.max_num_batched_tokens or max(tokens, rows)
+    if tokens < rows:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({tokens}) must not be less than --max-num-seqs ({rows}): each sequence takes a "
+            "token per step."
+        )
+    return tokens, rows
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
+    name = config.model.dtype
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else model.checkpoint_dtype
+    return jnp.dtype(name)
+
+
+def _select_backend(config: EngineConfig) -> str:
+    name, why = select_backend(config.runner.attention_backend)
+    _log.info("attention backend: %s (%s)", name, why)
+    return name
+
+
+def _check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> None:
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ShapeMismatchError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model's embedding only {model.vocab_size}; they "
+            "do not belong together."
+        )
+
+
+def _warm_up(runner: Runner, tell: Callable[[str, float], None]) -> None:
+    """Compile every program, then let the compile counter watch."""
+    todo = runner.programs()
+    for done, (programs, key) in enumerate(tqdm(todo, desc="compiling", unit="program", disable=None)):
+        tell("compiling", done / len(todo))
+        programs[key]
+    runner.compiles.armed = True

@@ -1,0 +1,204 @@
+"""A tiny real engine, and the comparison of its answers.
+
+The model is small and random, everything else is what serves: scheduler, block pool, compiled programs, sampler.
+Programs of different shapes may round differently, so where two runs part, the two candidates' logits decide: a
+difference below ``TIE`` is a tie, anything above is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.blocks import BlockManager
+from jaxserve.config import SchedulerConfig
+from jaxserve.engine import Engine
+from jaxserve.layers import KVCache
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.decoder import logits
+from jaxserve.plan import RowPlan
+from jaxserve.request import FinishReason, Request
+from jaxserve.runner import Runner, RunnerShape
+from jaxserve.runner.batch import make_step_input
+from jaxserve.runner.buckets import Bucket
+from jaxserve.runner.programs import forward
+from jaxserve.sampling import history_counts, make_sampling_input
+from jaxserve.sampling.filters import keep_likely
+from jaxserve.sampling.penalties import penalise
+from jaxserve.sampling.sampler import noise
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduler import Scheduler
+
+__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run"]
+
+TIE = 1e-4
+CONTEXT = 96
+
+MODEL = ModelConfig(
+    family="llama",
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position=CONTEXT,
+    tie_embeddings=False,
+    windows=(None, 24),
+    rope_layers=(True, True),
+)
+
+
+@cache
+def params() -> dict[str, Any]:
+    """Random weights whose logits spread over several units."""
+    rng = np.random.default_rng(11)
+
+    def normal(*shape: int, scale: float = 0.35) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) * scale, jnp.float32)
+
+    m = MODEL
+    layer = lambda: {  # noqa: E731
+        "input_norm": jnp.ones(m.hidden_size),
+        "qkv": normal(m.hidden_size, m.qkv_size),
+        "o": normal(m.num_heads * m.head_dim, m.hidden_size),
+        "post_norm": jnp.ones(m.hidden_size),
+        "gate_up": normal(m.hidden_size, 2 * m.intermediate_size),
+        "down": normal(m.intermediate_size, m.hidden_size),
+    }
+    return {
+        "embed": normal(m.vocab_size, m.hidden_size, scale=1.0),
+        "layers": [layer() for _ in range(m.num_layers)],
+        "final_norm": jnp.ones(m.hidden_size),
+        "lm_head": normal(m.vocab_size, m.hidden_size),
+    }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, as data."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int = 5
+    stop_ids: frozenset[int] = frozenset()
+    salt: str | None = None
+    constraint: Any = None  # makes one
+
+    def requests(self, name: str) -> list[Request]:
+        """The engine requests: one, or n that share the prompt."""
+        made: list[Request] = []
+        for i in range(self.params.n):
+            made.append(
+                Request(
+                    id=f"{name}.{i}",
+                    prompt=list(self.prompt),
+                    params=self.params,
+                    seed=self.seed + i,
+                    stop_ids=self.stop_ids,
+                    max_total=min(CONTEXT, len(self.prompt) + (self.params.max_tokens or CONTEXT)),
+                    fork_of=made[0] if made else None,
+                    cache_salt=self.salt,
+                    constraint=self.constraint() if self.constraint else None,
+                )
+            )
+        return made
+
+
+@cache
+def _runner(num_blocks: int, block_size: int, max_tokens: int, max_rows: int) -> Runner:
+    shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), "reference")
+    return Runner(params(), MODEL, shape)
+
+
+def build(
+    *,
+    num_blocks: int = 200,
+    block_size: int = 4,
+    max_tokens: int = 32,
+    max_rows: int = 8,
+    prefix: bool = True,
+    overlap: bool = True,
+    **scheduler: Any,
+) -> Engine:
+    """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape."""
+    runner = _runner(num_blocks, block_size, max_tokens, max_rows)
+    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=prefix)
+    queue = Scheduler(SchedulerConfig(**scheduler), blocks, max_num_batched_tokens=max_tokens, max_num_seqs=max_rows)
+    return Engine(queue, runner, depth=1 if overlap else 0)
+
+
+def run(engine: Engine, asks: Mapping[str, Ask], *, arrivals: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+    """Serve asks to the end (each entering at its step of ``arrivals``); tokens by engine request id.
+
+    Afterwards nothing may be left: no request, no block in use.
+    """
+    waiting = sorted(asks, key=lambda name: (arrivals or {}).get(name, 0))
+    tokens: dict[str, list[int]] = {f"{name}.{i}": [] for name, ask in asks.items() for i in range(ask.params.n)}
+    finished: dict[str, FinishReason] = {}
+    step = 0
+    while waiting or engine.has_work:
+        while waiting and (arrivals or {}).get(waiting[0], 0) <= step:
+            name = waiting.pop(0)
+            engine.add(asks[name].requests(name))
+        for event in engine.step():
+            tokens[event.request_id] += event.token_ids
+            if event.finish is not None:
+                assert event.request_id not in finished, "a request ends once"
+                finished[event.request_id] = event.finish
+        step += 1
+        assert step < 20_000, "the engine makes no progress"
+    assert finished.keys() == tokens.keys()
+    assert not any(reason is FinishReason.ERROR for reason in finished.values())
+    stats = engine.stats()
+    assert stats.num_free_blocks == stats.num_blocks, "blocks are leaked"
+    return tokens
+
+
+@dataclass
+class Comparison:
+    """Compares answers with expected ones, and counts ties."""
+
+    tokens: int = 0
+    ties: list[float] = field(default_factory=list)
+
+    def same(self, ask: Ask, index: int, got: list[int], expected: list[int]) -> None:
+        """Assert that both answers are equal, or part at a tie."""
+        self.tokens += len(expected)
+        parted = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+        if parted is None:
+            assert len(got) == len(expected)
+            return
+        gap = abs(float(np.subtract(*_scores(ask, index, expected[:parted])[[got[parted], expected[parted]]])))
+        assert gap < TIE, f"tokens differ at {parted} with logits {gap:.2e} apart: {got} != {expected}"
+        self.ties.append(gap)
+
+
+def _scores(ask: Ask, index: int, output: Iterable[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What the argmax is taken of after these output tokens: changed logits, with noise where it is sampled."""
+    tokens = (*ask.prompt, *output)
+    num_prompt = len(ask.prompt)
+    blocks = tuple(range(1, CONTEXT + 1))
+    seed = ask.seed + index
+    row = RowPlan("x", 0, 0, len(tokens), tokens, 0, True, True, tokens, num_prompt, blocks, ask.params, seed)
+    step = make_step_input([row], Bucket(CONTEXT, 1, has_prefill=True), max_blocks=CONTEXT, dummy_row=1)
+    cache = KVCache.zeros(MODEL.num_layers, (CONTEXT + 1, 1, MODEL.num_kv_heads, MODEL.head_dim), jnp.dtype("float32"))
+    _, hidden = _dense(params(), cache, jnp.zeros(2, jnp.int32), step)
+    arrays = make_sampling_input([row], 1, 1)
+    scores = penalise(logits(params(), hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
+    for token, value in ask.params.logit_bias.items():
+        scores = scores.at[0, token].add(value)
+    if not ask.params.greedy:
+        scores = keep_likely(scores / ask.params.temperature, arrays)
+        scores += noise(arrays.seeds, arrays.positions, MODEL.vocab_size)
+    return np.asarray(scores)[0]
+
+
+_dense = jax.jit(partial(forward, config=MODEL, has_prefill=True, max_rows=1, backend="reference"))
