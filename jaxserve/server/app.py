@@ -1,0 +1,40 @@
+"""Puts the pieces together: routes, what surrounds them, and how exceptions become answers."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from jaxserve.config import ServerConfig
+from jaxserve.errors import JaxserveError
+from jaxserve.metrics import Metrics
+from jaxserve.server import chat, completions, models, operations
+from jaxserve.server.errors import handle
+from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
+from jaxserve.server.protocol import Engine
+
+__all__ = ["create_app"]
+
+
+def create_app(engine: Engine, config: ServerConfig) -> Starlette:
+    """The ASGI app that serves ``engine``. It neither starts nor stops the engine."""
+    served = models.ServedModels(engine, config.served_model_name)
+    metrics = Metrics(served.names[0], engine.max_model_len, engine.stats)
+    app = Starlette(
+        routes=[
+            *operations.routes(engine, metrics),
+            *models.routes(served),
+            *completions.routes(engine, served, metrics),
+            *chat.routes(engine, served, metrics),
+        ],
+        middleware=[
+            Middleware(RequestId),
+            Middleware(ApiKey, keys=config.api_key),
+            Middleware(AbortOnDisconnect),
+            Middleware(AnswerErrors),
+        ],
+        exception_handlers={JaxserveError: handle, HTTPException: handle},
+    )
+    app.router.redirect_slashes = False
+    return app

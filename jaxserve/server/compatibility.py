@@ -1,0 +1,107 @@
+"""Parameters that other servers know and this one does not: refused by name, never silently ignored.
+
+Each is accepted with the values that ask for nothing (the default of its API), and with null. A few have no effect on
+the answer by definition, whatever their value. A name that nobody knows is refused with the nearest one that is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxserve.errors import RequestError
+
+__all__ = ["CHAT_UNSUPPORTED", "COMPLETION_UNSUPPORTED", "strip"]
+
+_HARMLESS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": (),
+}
+
+COMPLETION_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    **_UNSUPPORTED,
+    "add_special_tokens": (True,),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    **_UNSUPPORTED,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "documents": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": (),
+    "include_reasoning": (True,),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    # Without tools there is nothing to choose or to call in parallel.
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": (),
+    "tool_choice": ("none", "auto"),
+    "tools": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+def strip(
+    body: Mapping[str, Any], known: Collection[str], unsupported: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """``body`` with its ``known`` parameters only.
+
+    RequestError: it holds a parameter that is unknown, or one that is unsupported and asks for something.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in known:
+            kept[name] = value
+        elif name in unsupported:
+            if value is not None and not any(_same(value, neutral) for neutral in unsupported[name]):
+                raise RequestError(f"{name} is not supported.", name)
+        elif name not in _HARMLESS:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise RequestError(f"unknown parameter {name!r}.{hint}", name)
+    return kept
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # Python holds True equal to 1; JSON does not.
+    return type(value) is type(neutral) and bool(value == neutral)

@@ -1,0 +1,190 @@
+"""From prompts to the objects of an answer: what the two generating endpoints share.
+
+A plain answer and a stream are made by the same code: the plain one is the stream's single piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.errors import RequestError
+from jaxserve.metrics import Metrics
+from jaxserve.outputs import CompletionOutput, RequestOutput
+from jaxserve.request import FinishReason
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.errors import AbortedError, GenerationError
+from jaxserve.server.protocol import Engine
+from jaxserve.server.schema import GenerationRequest, StreamOptions
+
+__all__ = ["Answer", "Job", "Usage"]
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one HTTP request asks of the engine.
+
+    Attributes:
+        id: id of the answer, and the stem of its engine requests' ids.
+        model: the name to answer with.
+        prompts: texts or token ids; each becomes one engine request.
+        params: sampling parameters of all of them.
+        body: the request as it came.
+    """
+
+    id: str
+    model: str
+    prompts: Sequence[str | list[int]]
+    params: SamplingParams
+    body: GenerationRequest
+
+
+@dataclass
+class Usage:
+    """Token counts of an answer so far."""
+
+    prompt: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    completion: int = 0
+
+    def add(self, position: int, output: RequestOutput) -> None:
+        """Count ``output`` of the prompt at ``position``."""
+        self.prompt[position] = len(output.prompt_token_ids)
+        self.cached[position] = output.num_cached_tokens
+        self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def shown(self) -> dict[str, Any]:
+        """The ``usage`` object."""
+        prompt = sum(self.prompt.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
+        }
+
+
+class Answer(ABC):
+    """One answer in the making. Subclasses say how its choices look.
+
+    Attributes:
+        plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
+    """
+
+    plain_object: str
+    chunk_object: str
+
+    def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._job = job
+        self._created = int(time.time())
+        self._usage = Usage()
+
+    @abstractmethod
+    def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The plain answer."""
+        choices: list[dict[str, Any]] = []
+        async with aclosing(self._outputs(stream=False)) as outputs:
+            async for position, result in outputs:
+                self._usage.add(position, result)
+                for output in result.outputs:
+                    choices.extend(self.choices(position, result, output))
+        choices.sort(key=lambda choice: int(choice["index"]))
+        return {**self._envelope(self.plain_object), "choices": choices, "usage": self._usage.shown()}
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the stream."""
+        options = self._job.body.stream_options or StreamOptions()
+        envelope = self._envelope(self.chunk_object)
+        async with aclosing(self._outputs(stream=True)) as outputs:
+            async for position, result in outputs:
+                self._usage.add(position, result)
+                for output in result.outputs:
+                    for choice in self.choices(position, result, output):
+                        chunk = {**envelope, "choices": [choice]}
+                        if options.continuous_usage_stats:
+                            chunk["usage"] = self._usage.shown()
+                        elif options.include_usage:
+                            chunk["usage"] = None
+                        yield chunk
+        if options.include_usage:
+            yield {**envelope, "choices": [], "usage": self._usage.shown()}
+
+    def index(self, position: int, output: CompletionOutput) -> int:
+        """The number of a choice among those of all prompts."""
+        return position * self._job.params.n + output.index
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
+
+    def _outputs(self, *, stream: bool) -> Outputs:
+        if self._job.body.priority and self._engine.config.scheduler.scheduling_policy != "priority":
+            raise RequestError("priority needs a server with --scheduling-policy priority.", "priority")
+        return _merge([self._one(position, stream) for position in range(len(self._job.prompts))])
+
+    async def _one(self, position: int, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+        job = self._job
+        generated = self._engine.generate(
+            job.prompts[position],
+            job.params,
+            f"{job.id}-{position}",
+            priority=job.body.priority or 0,
+            cache_salt=job.body.cache_salt,
+            stream=stream,
+        )
+        with self._metrics.track(job.params.n) as tracker:
+            async with aclosing(generated) as results:
+                async for result in results:
+                    tracker.output(result)
+                    _check_ends(result)
+                    yield result
+
+
+def _check_ends(result: RequestOutput) -> None:
+    """An answer that the engine did not finish is an error, not a short answer."""
+    ends = {output.finish_reason for output in result.outputs}
+    if FinishReason.ERROR in ends:
+        raise GenerationError("the engine failed to generate this answer.")
+    if FinishReason.ABORT in ends:
+        raise AbortedError("the request was aborted by the server, which may be shutting down.")
+
+
+async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+    """Items of all streams as they come, each with its stream's number. If one fails, or this is closed, all are."""
+    inbox: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=len(streams))
+
+    async def forward(number: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await inbox.put((number, item))
+            await inbox.put((number, None))
+        except Exception as error:
+            await inbox.put((number, error))
+
+    tasks = [asyncio.create_task(forward(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        num_left = len(tasks)
+        while num_left:
+            number, item = await inbox.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_left -= 1
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

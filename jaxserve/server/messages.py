@@ -1,0 +1,97 @@
+"""Chat messages: their schema, and the plain dicts that chat templates work on.
+
+Templates know little of the API's freedom, so that its forms are brought to one: content is always a string, a
+developer is a system, and a tool call's arguments are an object instead of a JSON text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from jaxserve.errors import RequestError
+from jaxserve.server.jsonio import parse_json
+
+__all__ = ["Message", "render"]
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(_Strict):
+    """A part of a message's content; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(_Strict):
+    """Which function, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Strict):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Strict):
+    """One message. The fields that must be null are those which clients send back as they got them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[None] | None = None
+    audio: None = None
+    function_call: None = None
+    refusal: None = None
+
+
+def render(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them. RequestError: one lacks content, or a call's arguments are bad."""
+    return [_render(message, f"messages.{index}") for index, message in enumerate(messages)]
+
+
+def _render(message: Message, where: str) -> dict[str, Any]:
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"{where}.content must not be null for the role {message.role}.", f"{where}.content")
+    rendered: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": "\n".join(part.text for part in message.content or ()),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            rendered[name] = value
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise RequestError(f"{where}.tool_calls is for the role assistant only.", f"{where}.tool_calls")
+        calls = enumerate(message.tool_calls)
+        rendered["tool_calls"] = [_render_call(call, f"{where}.tool_calls.{index}") for index, call in calls]
+    return rendered
+
+
+def _render_call(call: ToolCall, where: str) -> dict[str, Any]:
+    param = f"{where}.function.arguments"
+    try:
+        arguments = parse_json(call.function.arguments.encode()) if call.function.arguments else {}
+    except RequestError:
+        raise RequestError(f"{param} must be valid JSON.", param) from None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{param} must be a JSON object.", param)
+    rendered = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    return rendered if call.id is None else {"id": call.id, **rendered}

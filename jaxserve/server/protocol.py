@@ -1,0 +1,68 @@
+"""What the server asks of an engine and of its tokenizer: everything it knows about either."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxserve.config import EngineConfig
+from jaxserve.outputs import EngineStats, RequestOutput
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["Engine", "Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation.
+
+        Options are ``add_generation_prompt``, ``continue_final_message``, and variables of the template. RequestError:
+        the template refuses the messages.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """An engine as seen from an event loop."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def generate(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request: deltas, or with ``stream`` off one whole. Closing it aborts the request.
+
+        RequestError: bad input, at the first iteration. QueueFullError, EngineDeadError: no work is taken.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def check_health(self) -> None:
+        """EngineDeadError: the engine has stopped."""
+        ...
+
+    async def shutdown(self, drain_seconds: float) -> None: ...

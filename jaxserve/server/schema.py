@@ -1,0 +1,174 @@
+"""The two request bodies as pydantic models, and one way to read them.
+
+Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``SamplingParams`` has them.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from jaxserve.errors import RequestError
+from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, strip
+from jaxserve.server.messages import Message
+
+__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
+
+MAX_PROMPTS = 1024
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Strings = Annotated[list[str], BeforeValidator(_one_or_many)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream holds besides the answer. ``include_obfuscation`` pads events and has no effect on the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What both endpoints take. None is what a client gets by leaving a parameter out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    n: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Strings | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        """The request in ``body``. RequestError: a parameter is unknown, unsupported, or of the wrong type."""
+        try:
+            request = cls.model_validate(strip(body, cls.model_fields, cls.unsupported))
+        except ValidationError as error:
+            raise _explain(error) from None
+        if request.stream_options is not None and not request.stream:
+            raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
+        return request
+
+    def sampling(self, **settings: Any) -> SamplingParams:
+        """The sampling parameters of the body, with ``settings`` instead of or beside its own."""
+        given = {name: getattr(self, name) for name in SamplingParams.names() & type(self).model_fields.keys()}
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None} | settings)
+
+    @property
+    def num_choices(self) -> int:
+        """Completions per prompt."""
+        return 1 if self.n is None else self.n
+
+
+def _prompts(value: Any) -> Any:
+    """Wrap the four legal forms into one: a list of prompts, each a string or a list of token ids."""
+    if isinstance(value, str) or (isinstance(value, list) and value and all(type(item) is int for item in value)):
+        return [value]
+    legal = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if not legal and not (isinstance(value, list) and all(_is_ids(item) for item in value)):
+        raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+    if not value or not all(len(item) or isinstance(item, str) for item in value):
+        raise ValueError("must not be empty")
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"holds {len(value)} prompts; the limit is {MAX_PROMPTS}")
+    return value
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/completions``."""
+
+    unsupported = COMPLETION_UNSUPPORTED
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        request = super().parse(body)
+        if request.best_of not in (None, request.num_choices):
+            raise RequestError("best_of is not supported unless it equals n.", "best_of")
+        if request.echo and request.logprobs is not None:
+            raise RequestError("echo together with logprobs is not supported.", "echo")
+        return request
+
+
+class ChatRequest(GenerationRequest):
+    """Body of ``POST /v1/chat/completions``."""
+
+    unsupported = CHAT_UNSUPPORTED
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> Self:
+        request = super().parse(body)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise RequestError("top_logprobs can only be given together with logprobs: true.", "top_logprobs")
+        if request.max_completion_tokens is not None and request.max_tokens not in (
+            None,
+            request.max_completion_tokens,
+        ):
+            raise RequestError("max_tokens and max_completion_tokens differ; give one of them.", "max_tokens")
+        if request.continue_final_message and request.add_generation_prompt:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other.", "add_generation_prompt"
+            )
+        return request
+
+
+def _explain(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False)[0]
+    param = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{param} is not a known parameter.", param)
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    message = message[:1].lower() + message[1:]
+    if first["type"] == "missing":
+        return RequestError(f"{param} is required.", param)
+    if first["type"] == "value_error":
+        return RequestError(f"{param} {message}.", param)
+    return RequestError(f"{param} {message}, got {reprlib.repr(first['input'])}.", param)

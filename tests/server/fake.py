@@ -1,0 +1,224 @@
+"""An engine without a model: same interface, same promises, tokens over time. A token is a byte of UTF-8."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.config import EngineConfig
+from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
+from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
+from jaxserve.sampling_params import SamplingParams
+
+EOS = 256
+SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
+
+
+class FakeTokenizer:
+    """One token per byte, and EOS."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str:
+        special = b"" if skip_special_tokens else b"<eos>"
+        return b"".join(special if id == EOS else bytes([id]) for id in ids).decode("utf-8", "replace")
+
+    def token_text(self, id: int) -> str:
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        return b"<eos>" if token_id == EOS else bytes([token_id])
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Any = None,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        if kwargs.get("refuse"):
+            raise RequestError("the chat template refuses: no.", "messages")
+        text = "".join(f"<{m['role']}>{m['content']}{m.get('tool_calls', '')}</>" for m in messages)
+        text = text.removesuffix("</>") if continue_final_message else text
+        return self.encode(
+            text + "".join(f"[{k}={v}]" for k, v in kwargs.items()) + "<assistant>" * add_generation_prompt
+        )
+
+
+@dataclass
+class FakeEngine:
+    """See ``jaxserve.server.protocol.Engine``.
+
+    Attributes:
+        seconds_per_token: how long a token takes.
+        max_running: further requests wait until one ends.
+        max_queued: as ``max_num_queued_reqs``.
+        dies_at, fails_at: number of tokens after which the engine stops, or the request ends in an error.
+    """
+
+    seconds_per_token: float = 0.0
+    max_running: int = 64
+    max_queued: int = 0
+    dies_at: int | None = None
+    fails_at: int | None = None
+    max_model_len: int = 512
+    model_name: str = "fake-model"
+    config: EngineConfig = field(default_factory=EngineConfig)
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    dead: str | None = None
+    running: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+    aborted: int = 0
+    finished: int = 0
+    submitted: list[dict[str, Any]] = field(default_factory=list)
+    shutdowns: list[float] = field(default_factory=list)
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.check_health()
+        if self.max_queued and len(self.waiting) >= self.max_queued:
+            raise QueueFullError(f"{len(self.waiting)} requests are waiting; the limit is {self.max_queued}.")
+        ids = self._check(prompt, params)
+        assert request_id not in self.running | self.waiting
+        self.submitted.append({"ids": ids, "params": params, "priority": priority, "cache_salt": cache_salt})
+        times = RequestMetrics(arrived_at=time.monotonic())
+        text = prompt if isinstance(prompt, str) else None
+        self.waiting.add(request_id)
+        completions = [_Completion(i, params, self.max_model_len - len(ids)) for i in range(params.n)]
+        ended = False
+        try:
+            while len(self.running) >= self.max_running:
+                await asyncio.sleep(0.005)
+            self.waiting.remove(request_id)
+            self.running.add(request_id)
+            times.scheduled_at = time.monotonic()
+            while not ended:
+                await asyncio.sleep(self.seconds_per_token)
+                self.check_health()
+                outputs = [output for c in completions if (output := self._advance(c)) is not None]
+                times.first_token_at = times.first_token_at or time.monotonic()
+                ended = all(c.finish_reason for c in completions)
+                times.finished_at = time.monotonic() if ended else 0.0
+                if ended:
+                    self.finished += 1
+                    self.running.discard(request_id)
+                if stream:
+                    yield RequestOutput(request_id, text, ids, outputs, ended, 16 if len(ids) > 16 else 0, times)
+            if not stream:
+                whole = [c.whole for c in completions]
+                yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times)
+        finally:
+            self.aborted += not ended
+            self.running.discard(request_id)
+            self.waiting.discard(request_id)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_blocks=100,
+            num_free_blocks=100 - len(self.running),
+            prompt_tokens_total=sum(len(s["ids"]) for s in self.submitted),
+            preemptions_total=3,
+            last_step_tokens=6,
+            last_step_padded=8,
+            step_sizes={1: 4, 6: 2, 20000: 1},
+        )
+
+    def check_health(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
+
+    async def shutdown(self, drain_seconds: float) -> None:
+        self.shutdowns.append(drain_seconds)
+        deadline = time.monotonic() + drain_seconds
+        while (self.running or self.waiting) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        self.dead = "the engine was shut down"
+
+    def _check(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise RequestError("prompt must not be empty: it holds no token.", "prompt")
+        if len(ids) >= self.max_model_len:
+            raise RequestError(f"This model's maximum context length is {self.max_model_len} tokens.", "prompt")
+        for name, tokens in (("prompt", ids), ("logit_bias", params.logit_bias)):
+            for token in tokens:
+                if not 0 <= token <= EOS:
+                    raise RequestError(f"{name}: token id {token} is outside the vocabulary (0 to {EOS}).", name)
+        return ids
+
+    def _advance(self, completion: _Completion) -> CompletionOutput | None:
+        if completion.finish_reason:
+            return None
+        if self.dies_at is not None and len(completion.whole.token_ids) >= self.dies_at:
+            self.dead = "the engine has stopped: RuntimeError: test"
+            self.check_health()
+        return completion.next(failing=len(completion.whole.token_ids) == self.fails_at)
+
+
+class _Completion:
+    """Says the script, from another place for each index; keeps back what may begin a stop string."""
+
+    def __init__(self, index: int, params: SamplingParams, room: int) -> None:
+        self.whole = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        self._params = params
+        self._limit = min(room, params.max_tokens or room)
+        start = 6 * index
+        self._script = (SCRIPT[start:] + SCRIPT * 100).encode()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.whole.finish_reason
+
+    def next(self, failing: bool) -> CompletionOutput:
+        whole, params = self.whole, self._params
+        if failing:
+            whole.finish_reason = "error"
+            return CompletionOutput(whole.index, finish_reason="error")
+        token = self._script[len(whole.token_ids)]
+        whole.token_ids.append(token)
+        delta = CompletionOutput(whole.index, token_ids=[token])
+        if whole.logprobs is not None:
+            delta.logprobs = [_logprobs(token, params.logprobs or 0)]
+            whole.logprobs += delta.logprobs
+        self._text += self._decoder.decode(bytes([token]))
+        cuts = [(self._text.find(stop), stop) for stop in params.stop if stop in self._text]
+        shown = len(self._text)
+        if cuts:
+            shown, whole.stop_reason = min(cuts)
+            whole.finish_reason = "stop"
+        elif len(whole.token_ids) >= self._limit:
+            whole.finish_reason = "length"
+        else:
+            shown -= max((n for s in params.stop for n in range(len(s)) if self._text.endswith(s[:n])), default=0)
+        delta.text, whole.text = self._text[len(whole.text) : shown], self._text[:shown]
+        delta.finish_reason, delta.stop_reason = whole.finish_reason, whole.stop_reason
+        return delta
+
+
+def _logprobs(token: int, num_top: int) -> dict[int, Logprob]:
+    """The sampled token is the second likeliest; the likeliest one is EOS."""
+    likely = [EOS, token, 1, 2, 3, 4][: max(num_top, 0)]
+    entries = {token: Logprob(-1.0, 2, FakeTokenizer().token_text(token))}
+    for rank, id in enumerate(likely, 1):
+        value = float("-inf") if rank == 5 else -rank / 2
+        entries.setdefault(id, Logprob(value, rank, FakeTokenizer().token_text(id)))
+    return entries

@@ -1,0 +1,109 @@
+"""The whole life of a server process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jaxserve.config import ServerConfig
+from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.server import bind
+
+Start = Callable[[float, float], tuple["subprocess.Popen[str]", str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a server with a pace and a time to drain; gives its process and URL."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(pace: float, drain: float) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, str(Path(__file__).with_name("serve_fake.py")), str(pace), "0", str(drain)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("jaxserve: serving fake-model on http://127.0.0.1:")
+        return process, line.split()[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def stream_in_background(url: str, num_tokens: int) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+
+    def read() -> None:
+        body = {"prompt": "x", "max_tokens": num_tokens, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+            lines.extend(line for line in response.iter_lines() if line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while 'num_requests_running{model_name="fake-model"} 1.0' not in httpx.get(f"{url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return thread, lines
+
+
+def test_first_signal_lets_running_requests_end(start: Start) -> None:
+    process, url = start(0.02, 30)
+    reader, lines = stream_in_background(url, 40)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    reader.join(10)
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert (out, err) == ("shutdowns [0.0] running 0 finished 1\n", "")
+
+
+@pytest.mark.parametrize(("drain", "signals"), [(0.3, [signal.SIGTERM]), (60, [signal.SIGINT, signal.SIGTERM])])
+def test_drain_ends_with_its_time_or_a_second_signal(start: Start, drain: float, signals: list[signal.Signals]) -> None:
+    process, url = start(0.02, drain)
+    reader, lines = stream_in_background(url, 500)
+    began = time.monotonic()
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.15)
+    reader.join(10)
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 503
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out == "shutdowns [0.0] running 0 finished 0\n"
+    assert time.monotonic() - began < 5
+
+
+def test_idle_server_stops_at_once(start: Start) -> None:
+    process, url = start(0.0, 30)
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=5)
+    assert process.returncode == 0
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(JaxserveError, match="in use"):
+        bind(ServerConfig(port=other.getsockname()[1]))
+
+
+def test_unknown_host() -> None:
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        bind(ServerConfig(host="no.such.host.invalid"))
