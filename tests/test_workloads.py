@@ -1,0 +1,44 @@
+"""Benchmark workloads are the same amount of work every time, on other text."""
+
+from __future__ import annotations
+
+from workloads import Job, Text, mixed_batch, one_stream, shared_prefix
+
+
+def text(seed: int) -> Text:
+    return Text(lambda corpus: list(corpus.encode()), seed)
+
+
+def sizes(jobs: tuple[Job, ...]) -> list[tuple[int, int]]:
+    return [(len(job.prompt), job.max_tokens) for job in jobs]
+
+
+def test_a_seed_gives_the_same_prompts_and_another_one_other_text_of_the_same_lengths() -> None:
+    assert mixed_batch(text(1)) == mixed_batch(text(1))
+    assert mixed_batch(text(1)) != mixed_batch(text(2))
+    assert sizes(mixed_batch(text(1))) == sizes(mixed_batch(text(2)))
+
+
+def test_a_smaller_batch_is_the_beginning_of_the_whole() -> None:
+    assert sizes(mixed_batch(text(1), 5)) == sizes(mixed_batch(text(1)))[:5]
+
+
+def test_lengths_are_within_their_bounds_and_vary() -> None:
+    prompts, outputs = zip(*sizes(mixed_batch(text(1))), strict=True)
+    assert len(prompts) == 64
+    assert min(prompts) >= 16
+    assert max(prompts) <= 512
+    assert min(outputs) >= 16
+    assert max(outputs) <= 256
+    assert 64 < sorted(prompts)[32] < 144  # the median of the distribution is 96
+    assert sizes((one_stream(text(1)),)) == [(128, 128)]
+
+
+def test_prompts_share_their_prefix_unless_they_are_cold() -> None:
+    work = shared_prefix(text(1))
+    prefixes = [job.prompt[:1024] for job in work.burst + work.warm]
+    assert len(set(prefixes)) == 1
+    assert len({job.prompt for job in work.burst + work.warm}) == len(prefixes)
+    assert len({prefixes[0], *(job.prompt[:1024] for job in work.cold)}) == 1 + len(work.cold)
+    assert {len(job.prompt) for job in work.burst + work.warm + work.cold} == {1056}
+    assert len(work.burst) == 32
