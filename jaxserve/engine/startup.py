@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,9 +161,16 @@ def _check_vocabulary(tokenizer: Tokenizer, model: ModelConfig) -> None:
 
 
 def _warm_up(runner: Runner, tell: Callable[[str, float], None]) -> None:
-    """Compile every program, then let the compile counter watch."""
+    """Compile every program, then let the compile counter watch.
+
+    Tracing holds the interpreter's lock, so it is done here; compiling does not, and neither does reading a compiled
+    program from the cache, so they go to as many threads as there are cores.
+    """
     todo = runner.programs()
-    for done, (programs, key) in enumerate(tqdm(todo, desc="compiling", unit="program", disable=None)):
-        tell("compiling", done / len(todo))
-        programs[key]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        compiling = [pool.submit(programs.compile, key, programs.lower(key)) for programs, key in todo]
+        finished = tqdm(as_completed(compiling), desc="compiling", unit="program", total=len(todo), disable=None)
+        for done, program in enumerate(finished, start=1):
+            program.result()
+            tell("compiling", done / len(todo))
     runner.compiles.armed = True

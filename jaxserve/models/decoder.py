@@ -6,13 +6,25 @@ is unrolled at trace time over per-layer weights and per-layer KV pools.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.layers import KVCache, apply_rope, attention, embed, gated_mlp, linear, rms_norm, rope_table, unembed
+from jaxserve.layers import (
+    KVCache,
+    KVLayer,
+    apply_rope,
+    attention,
+    embed,
+    gated_mlp,
+    linear,
+    rms_norm,
+    rope_table,
+    unembed,
+)
 from jaxserve.models.config import ModelConfig
 from pallas_kernels.paged_attention import AttentionPlan
 
@@ -47,21 +59,38 @@ def decode(
     table = rope_table(step.positions, config)
     pools = []
     for i, (layer, pool) in enumerate(zip(params["layers"], kv.layers, strict=True)):
-        q, k, v = _qkv(rms_norm(x, layer["input_norm"], config.rms_eps), layer, config)
-        if config.rope_layers[i]:
-            q, k = apply_rope(q, table), apply_rope(k, table)
-        attended, pool = attention(
-            q, k, v, pool, step.slots, step.plan, window=config.windows[i], soft_cap=config.soft_cap, backend=backend
-        )
+        rotation = table if config.rope_layers[i] else None
+        x, pool = _layer(x, layer, pool, rotation, step, config=config, window=config.windows[i], backend=backend)
         pools.append(pool)
-        x = x + linear(attended.reshape(x.shape[0], -1), layer["o"], layer.get("o_bias"))
-        x = x + gated_mlp(rms_norm(x, layer["post_norm"], config.rms_eps), layer)
     return rms_norm(x, params["final_norm"], config.rms_eps), KVCache(tuple(pools))
 
 
 def logits(params: dict[str, Any], hidden: jax.Array) -> jax.Array:
     """Logits [R, V] float32 of hidden states [R, E]."""
     return unembed(hidden, params.get("lm_head", params["embed"]))
+
+
+# Jitted on its own so that equal layers are traced and lowered once; XLA inlines the calls.
+@partial(jax.jit, static_argnames=("config", "window", "backend"))
+def _layer(
+    x: jax.Array,
+    layer: dict[str, Any],
+    pool: KVLayer,
+    rotation: tuple[jax.Array, jax.Array] | None,
+    step: DecoderInput,
+    *,
+    config: ModelConfig,
+    window: int | None,
+    backend: str,
+) -> tuple[jax.Array, KVLayer]:
+    q, k, v = _qkv(rms_norm(x, layer["input_norm"], config.rms_eps), layer, config)
+    if rotation is not None:
+        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+    attended, pool = attention(
+        q, k, v, pool, step.slots, step.plan, window=window, soft_cap=config.soft_cap, backend=backend
+    )
+    x = x + linear(attended.reshape(x.shape[0], -1), layer["o"], layer.get("o_bias"))
+    return x + gated_mlp(rms_norm(x, layer["post_norm"], config.rms_eps), layer), pool
 
 
 def _qkv(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:

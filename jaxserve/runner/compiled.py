@@ -21,17 +21,24 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class Programs:
-    """Executables by key. ``make(key)`` gives the traced form of a program; it is compiled once."""
+    """Executables by key; one that is asked for before it was compiled is compiled then.
 
-    def __init__(self, make: Callable[[Any], jax.stages.Lowered]) -> None:
-        self._make = make
+    Args:
+        lower: gives the traced and lowered form of the program of a key.
+    """
+
+    def __init__(self, lower: Callable[[Any], jax.stages.Lowered]) -> None:
+        self.lower = lower
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
 
     def __getitem__(self, key: Hashable) -> jax.stages.Compiled:
-        program = self._compiled.get(key)
-        if program is None:
-            program = self._compiled[key] = self._make(key).compile()
-        return program
+        if key not in self._compiled:
+            self.compile(key, self.lower(key))
+        return self._compiled[key]
+
+    def compile(self, key: Hashable, lowered: jax.stages.Lowered) -> None:
+        """Compile a program, or read it from the persistent cache; may run in any thread."""
+        self._compiled[key] = lowered.compile()
 
     def __len__(self) -> int:
         return len(self._compiled)
