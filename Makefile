@@ -5,8 +5,8 @@
 #   VENV=.venv-3.12 make test           another place for the environment
 #   make serve MODEL=... ARGS="--port 9000"
 #
-# torch is a test dependency only. Its default wheel for Linux brings CUDA libraries along; for the small CPU wheel:
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# torch is a test dependency only. Its default wheel for Linux brings CUDA libraries along; for the small CPU wheel, name
+# PyTorch's index of CPU wheels in PIP_EXTRA_INDEX_URL.
 
 .DEFAULT_GOAL := help
 .PHONY: help venv serve test check clean

@@ -6,7 +6,6 @@ vocabulary are made in ``engine.input``; everything else here, so that an invali
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,6 +16,7 @@ __all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "SamplingParams"]
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 128
+_MAX_BIAS = 100
 _SEED_RANGE = (-(2**63), 2**64 - 1)
 
 
@@ -38,7 +38,7 @@ class SamplingParams:
         ignore_eos: do not end at the model's end-of-sequence tokens.
         min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length.
         logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest (of the raw logits).
-        logit_bias: token id -> value added to its logit, clamped to ±100.
+        logit_bias: token id -> value added to its logit, from -100 to 100.
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not appear.
         skip_special_tokens, include_stop_str_in_output: how the output's text is made.
@@ -125,9 +125,12 @@ class SamplingParams:
                 token = int(key)
             except (TypeError, ValueError):
                 raise RequestError(f"logit_bias: key {key!r} is not a token id.", "logit_bias") from None
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RequestError(f"logit_bias: value of {key} must be a finite number, got {value!r}.", "logit_bias")
-            clean[token] = max(-100.0, min(100.0, float(value)))
+            # NaN is in no range.
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_BIAS <= value <= _MAX_BIAS:
+                raise RequestError(
+                    f"logit_bias: value of {key} must be from -{_MAX_BIAS} to {_MAX_BIAS}, got {value!r}.", "logit_bias"
+                )
+            clean[token] = float(value)
         object.__setattr__(self, "logit_bias", clean)
 
     @property

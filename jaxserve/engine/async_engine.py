@@ -7,8 +7,10 @@ the request's own queue. A generator that is closed (its client has gone) takes 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
@@ -24,6 +26,15 @@ from jaxserve.sampling_params import SamplingParams
 __all__ = ["AsyncLLM"]
 
 _log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """A request whose generator is open: its number of completions, and what is to be yielded."""
+
+    n: int
+    aborted: bool = False
+    queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
 
 
 class AsyncLLM:
@@ -44,7 +55,8 @@ class AsyncLLM:
             started.tokenizer, started.model_config, started.max_model_len, started.config.model.seed
         )
         self._output = OutputProcessor(started.tokenizer)
-        self._queues: dict[str, asyncio.Queue[RequestOutput | EngineDeadError]] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
         self._closing = False
@@ -78,36 +90,39 @@ class AsyncLLM:
             EngineDeadError: the engine has stopped, before or while it was served.
         """
         self.check_health()
-        if request_id in self._queues:
+        if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        limit = self.config.scheduler.max_num_queued_reqs
-        if limit and (waiting := self._engine.stats().num_waiting) >= limit:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+        self._check_queue()
         self._loop = self._loop or asyncio.get_running_loop()
-        queue: asyncio.Queue[RequestOutput | EngineDeadError] = asyncio.Queue()
-        self._queues[request_id] = queue
+        entry = self._streams[request_id] = _Stream(params.n)
+        # The caller may use its id again while the engine still has events of the old request under way.
+        engine_id = f"{request_id}#{next(self._count)}"
         try:
             # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
             requests = await asyncio.to_thread(
-                self._input.prepare, request_id, prompt, params, priority=priority, cache_salt=cache_salt
+                self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt
             )
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
             self.check_health()
+            if entry.aborted:
+                await self.abort(request_id)
             while True:
-                output = await queue.get()
+                output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
                 yield output
                 if output.finished:
                     return
         finally:
-            del self._queues[request_id]
+            del self._streams[request_id]
             self._finish(self._output.drop(request_id), FinishReason.ABORT)
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its stream gets a last output with finish reason "abort"."""
+        if (entry := self._streams.get(request_id)) is not None:
+            entry.aborted = True  # it may not have reached the engine yet
         self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
 
     # ------------------------------------------------------------------ state
@@ -123,21 +138,37 @@ class AsyncLLM:
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         """Stop; running requests may take ``drain_seconds`` more, then they are aborted."""
         deadline = asyncio.get_running_loop().time() + drain_seconds
-        while self._queues and self._dead is None and asyncio.get_running_loop().time() < deadline:
+        while self._streams and self._dead is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         with self._wake:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        if self._dead is None:
+            self._engine.runner.close()
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
+    def _check_queue(self) -> None:
+        # Requests on their way to the engine count too: many may come while it computes one step.
+        limit = self.config.scheduler.max_num_queued_reqs
+        opened = sum(entry.n for entry in self._streams.values())
+        waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
+        if limit and waiting >= limit:
+            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+
     def _deliver(self, events: list[TokenEvent]) -> None:
-        outputs, ended = self._output.process(events)
+        try:
+            outputs, ended = self._output.process(events)
+        except Exception as error:
+            # These events are lost, and their requests would wait for ever.
+            _log.exception("the engine's output cannot be processed")
+            self._die(f"the engine has stopped: {type(error).__name__}: {error}")
+            return
         self._finish(ended, FinishReason.STOP)
         for output in outputs:
-            if (queue := self._queues.get(output.request_id)) is not None:
-                queue.put_nowait(output)
+            if (entry := self._streams.get(output.request_id)) is not None:
+                entry.queue.put_nowait(output)
 
     def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         for engine_id in engine_ids:
@@ -151,8 +182,8 @@ class AsyncLLM:
 
     def _die(self, why: str) -> None:
         self._dead = self._dead or why
-        for queue in self._queues.values():
-            queue.put_nowait(EngineDeadError(self._dead))
+        for entry in self._streams.values():
+            entry.queue.put_nowait(EngineDeadError(self._dead))
 
     # ------------------------------------------------------------------ engine thread
     def _run(self) -> None:
@@ -170,7 +201,7 @@ class AsyncLLM:
         with self._wake:
             while not self._closing and not self._engine.has_work:
                 self._wake.wait()
-            return not self._closing
+            return not self._closing and self._dead is None
 
     def _call(self, function: Callable[[Any], None], argument: Any) -> None:
         """Run a function on the event loop; dropped if that has gone (nobody is left to hear of it)."""

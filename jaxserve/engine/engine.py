@@ -112,6 +112,14 @@ class Engine:
         self.clock.seconds += time.perf_counter() - began
         return events
 
+    def abandon(self) -> None:
+        """Drop all requests and steps, after a step failed or was interrupted at any point."""
+        self._inbox.clear()
+        self._in_flight.clear()
+        self.scheduler.abandon()
+        # Blocks are published when a step is planned: those of one that was never dispatched hold nothing.
+        self.scheduler.blocks.reset_prefix_cache()
+
     def _intake(self) -> list[TokenEvent]:
         events = []
         while self._inbox:

@@ -82,7 +82,7 @@ class InputProcessor:
         return requests
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        ids = self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise RequestError("prompt must not be empty: it holds no token.", "prompt")
         if len(ids) >= self._max_model_len:
@@ -93,6 +93,18 @@ class InputProcessor:
             )
         self._check_ids("prompt", ids)
         return ids
+
+    def _encode(self, prompt: str) -> list[int]:
+        # A text that cannot fit is not worth the minute that millions of tokens take.
+        limit = self._max_model_len * self._tokenizer.longest_token
+        if len(prompt) > limit:
+            raise RequestError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt has "
+                f"{len(prompt)} characters, and {limit} is the most that so many tokens can hold. Please shorten the "
+                "prompt.",
+                "prompt",
+            )
+        return self._tokenizer.encode(prompt)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:

@@ -143,7 +143,7 @@ class LLM:
         self.shutdown()
 
     def _run(self, output: OutputProcessor, order: list[str], use_tqdm: bool) -> dict[str, RequestOutput]:
-        """Step until the batch is done; if interrupted, take what is left out of the engine."""
+        """Step until the batch is done; if interrupted, leave the engine empty."""
         finished: dict[str, RequestOutput] = {}
         try:
             with tqdm(total=len(order), desc="generating", unit="prompt", disable=None if use_tqdm else True) as bar:
@@ -153,13 +153,12 @@ class LLM:
                         self.engine.finish(request_id, FinishReason.STOP)
                     finished.update((out.request_id, out) for out in outputs)
                     bar.update(len(outputs))
-        finally:
-            for request_id in order:
-                if request_id not in finished:
-                    for engine_id in output.drop(request_id):
-                        self.engine.finish(engine_id)
+            # Requests that a stop string ended may still have a step in flight.
             while self.engine.has_work:
                 self.engine.step()
+        except BaseException:
+            self.engine.abandon()
+            raise
         return finished
 
 

@@ -121,8 +121,17 @@ def _make_runner(
         max_context,
     )
     shape = RunnerShape(size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, dtype, backend)
-    runner = Runner(params, model, shape)
-    runner.wait()
+    try:
+        runner = Runner(params, model, shape)
+        runner.wait()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            f"the device has no room for {size.num_blocks} KV blocks ({size.num_blocks * size.block_bytes / 2**20:.0f} "
+            f"MiB, by {size.reason}). Lower --num-gpu-blocks-override, --kv-cache-memory-bytes or "
+            "--gpu-memory-utilization."
+        ) from error
     return runner
 
 
@@ -168,9 +177,13 @@ def _warm_up(runner: Runner, tell: Callable[[str, float], None]) -> None:
     """
     todo = runner.programs()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        compiling = [pool.submit(programs.compile, key, programs.lower(key)) for programs, key in todo]
-        finished = tqdm(as_completed(compiling), desc="compiling", unit="program", total=len(todo), disable=None)
-        for done, program in enumerate(finished, start=1):
-            program.result()
-            tell("compiling", done / len(todo))
+        try:
+            compiling = [pool.submit(programs.compile, key, programs.lower(key)) for programs, key in todo]
+            finished = tqdm(as_completed(compiling), desc="compiling", unit="program", total=len(todo), disable=None)
+            for done, program in enumerate(finished, start=1):
+                program.result()
+                tell("compiling", done / len(todo))
+        except BaseException:  # ctrl-C above all: without this it would wait for every program
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     runner.compiles.armed = True

@@ -60,8 +60,12 @@ def fit_context(size: KVSize, config: CacheConfig, model: ModelConfig, asked: in
     """The longest context in tokens that is served: what was asked, or what model and cache allow.
 
     Raises:
-        ConfigError: the asked length does not fit, with the length that does.
+        ConfigError: the asked length is more than the model was made for, or does not fit, with the length that does.
     """
+    if asked is not None and asked > model.max_position:
+        raise ConfigError(
+            f"max_model_len {asked} is more than the model's longest context of {model.max_position} tokens."
+        )
     holds = (size.num_blocks - 1) * config.block_size
     if asked is None:
         return min(model.max_position, holds)

@@ -19,7 +19,7 @@ from jaxserve.sampling import RowState, Sampled, SamplingInput
 from jaxserve.sampling import sample as sample_logits
 from pallas_kernels.paged_attention import make_plan
 
-__all__ = ["copy_blocks", "forward", "load_row", "sample"]
+__all__ = ["copy_blocks", "decoder_input", "forward", "load_row", "sample"]
 
 
 def forward(
@@ -38,15 +38,25 @@ def forward(
     Returns the updated cache and the hidden state of each row's last token, [max_rows, E] in every bucket, so that the
     sample programs need not exist once per forward bucket.
     """
+    inputs = decoder_input(step, last_token, kv, has_prefill=has_prefill)
+    hidden, kv = decode(params, config, inputs, kv, backend=backend)
+    last = hidden[jnp.maximum(step.query_start[1:] - 1, 0)]
+    return kv, jnp.zeros((max_rows, hidden.shape[1]), hidden.dtype).at[: last.shape[0]].set(last)
+
+
+def decoder_input(step: StepInput, last_token: jax.Array, kv: KVCache, *, has_prefill: bool) -> DecoderInput:
+    """Tokens, positions and slots of a step, and its attention plan.
+
+    last_token [X] fills in the tokens whose ids only the device knows.
+    """
     num_tokens = step.tokens.shape[0]
-    num_rows = step.rows.shape[0]
     tokens = jnp.where(step.tokens < 0, last_token[step.rows[step.token_rows]], step.tokens)
     at = jnp.arange(num_tokens, dtype=jnp.int32)
     positions = step.start[step.token_rows] + at - step.query_start[step.token_rows]
     blocks = step.block_tables[step.token_rows, positions // kv.block_size]
-    real = at < step.num_tokens
-    # Distinct out-of-range slots: the scatter is told that its indices are unique.
-    slots = jnp.where(real, blocks * kv.block_size + positions % kv.block_size, kv.num_slots + at)
+    # Distinct out-of-range slots for padding: the scatter is told that its indices are unique.
+    slots = blocks * kv.block_size + positions % kv.block_size
+    slots = jnp.where(at < step.num_tokens, slots, kv.num_slots + at)
     plan = make_plan(
         step.query_start,
         step.start + step.query_start[1:] - step.query_start[:-1],
@@ -55,9 +65,7 @@ def forward(
         num_tokens=num_tokens,
         has_prefill=has_prefill,
     )
-    hidden, kv = decode(params, config, DecoderInput(tokens, positions, slots, plan), kv, backend=backend)
-    last = hidden[jnp.maximum(step.query_start[1:] - 1, 0)]
-    return kv, jnp.zeros((max_rows, hidden.shape[1]), hidden.dtype).at[:num_rows].set(last)
+    return DecoderInput(tokens, positions, slots, plan)
 
 
 def sample(

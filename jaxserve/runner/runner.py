@@ -81,7 +81,7 @@ class Runner:
         self.shape = shape
         self.buckets = Buckets(shape.max_tokens, shape.max_rows)
         self.compiles = CompileCounter()
-        self._params = params
+        self.params = params
         self._head = {name: params[name] for name in ("embed", "lm_head") if name in params}
         pool = (shape.num_blocks, shape.block_size, config.num_kv_heads, config.head_dim)
         self._state = DeviceState(
@@ -112,7 +112,7 @@ class Runner:
             plan.num_tokens, len(ordered), has_prefill=any(row.num_tokens > 1 for row in ordered)
         )
         kv, hidden = self._forward[bucket](
-            self._params, self._state.kv, self._state.rows.last_token, self._step_input(ordered, bucket)
+            self.params, self._state.kv, self._state.rows.last_token, self._step_input(ordered, bucket)
         )
         self._state = replace(self._state, kv=kv)
         return Launch(plan, ordered, hidden, bucket.tokens)
@@ -144,13 +144,13 @@ class Runner:
 
     def wait(self) -> None:
         """Wait until the device has done all that was dispatched."""
-        jax.block_until_ready((self._params, self._state))
+        jax.block_until_ready((self.params, self._state))
 
     def close(self) -> None:
         """Free what the runner holds on the device. It is of no use afterwards."""
         self.wait()
         self.compiles.close()
-        for leaf in jax.tree.leaves((self._state, self._no_mask, self._params)):
+        for leaf in jax.tree.leaves((self._state, self._no_mask, self.params)):
             leaf.delete()
 
     # ------------------------------------------------------------------ warm-up
@@ -208,9 +208,7 @@ class Runner:
             backend=self.shape.backend,
         )
         step = self._step_input([], bucket)
-        return jax.jit(function, donate_argnums=1).lower(
-            self._params, self._state.kv, self._state.rows.last_token, step
-        )
+        return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._state.rows.last_token, step)
 
     def _lower_sample(self, rows: int) -> jax.stages.Lowered:
         return jax.jit(programs.sample, donate_argnums=1).lower(

@@ -20,7 +20,7 @@ from jaxserve.sampling_params import SamplingParams
 __all__ = ["IN_PROMPT", "RowState", "SamplingInput", "history_counts", "make_sampling_input"]
 
 IN_PROMPT = np.int16(1 << 14)
-"""Bit of a token count that says that the token stands in the prompt; the bits below count outputs."""
+"""Bit of a token count that says that the token stands in the prompt; the bits below count outputs, up to all ones."""
 
 _NEUTRAL = SamplingParams(temperature=0.0)
 
@@ -104,6 +104,7 @@ def make_sampling_input(plans: Sequence[RowPlan], size: int, dummy_row: int) -> 
 
 def history_counts(plan: RowPlan, vocab_size: int) -> NDArray[np.int16]:
     """The row of ``RowState.counts`` [V] for a fresh row: what its history holds so far."""
-    counts = np.bincount(np.asarray(plan.history[plan.num_prompt :], np.int64), minlength=vocab_size).astype(np.int16)
+    outputs = np.bincount(np.asarray(plan.history[plan.num_prompt :], np.int64), minlength=vocab_size)
+    counts = np.minimum(outputs, IN_PROMPT - 1).astype(np.int16)
     counts[np.unique(np.asarray(plan.history[: plan.num_prompt], np.int64))] |= IN_PROMPT
     return counts

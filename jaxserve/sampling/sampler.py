@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.sampling.arrays import RowState, SamplingInput
+from jaxserve.sampling.arrays import IN_PROMPT, RowState, SamplingInput
 from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling_params import MAX_LOGPROBS
@@ -24,6 +24,9 @@ __all__ = ["MAX_TOP_LOGPROBS", "Sampled", "noise", "sample"]
 
 MAX_TOP_LOGPROBS = MAX_LOGPROBS
 """How many of the likeliest tokens a program reports."""
+
+_COLDEST = 1e-6
+"""Temperatures below would overflow the logits, and nobody could tell them from this one."""
 
 
 @struct.dataclass
@@ -81,7 +84,8 @@ def _argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
 
 def _noisy_argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
     filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
-    scaled = logits / jnp.where(params.temperature > 0, params.temperature, 1.0)[:, None]
+    warmth = jnp.maximum(params.temperature, _COLDEST)
+    scaled = logits / jnp.where(params.temperature > 0, warmth, 1.0)[:, None]
     scaled = _when(filtering.any(), lambda x: keep_likely(x, params), scaled)
     noisy = scaled + noise(params.seeds, params.positions, logits.shape[1])
     return jnp.where(params.temperature > 0, jnp.argmax(noisy, axis=-1), jnp.argmax(logits, axis=-1)).astype(jnp.int32)
@@ -98,7 +102,8 @@ def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
 
 
 def _count(counts: jax.Array, rows: jax.Array, tokens: jax.Array) -> jax.Array:
-    return counts.at[rows, tokens].add(jnp.int16(1))
+    full = counts[rows, tokens] & (IN_PROMPT - 1) == IN_PROMPT - 1
+    return counts.at[rows, tokens].add(jnp.where(full, 0, 1).astype(jnp.int16))
 
 
 def _unpack(mask: jax.Array, vocab_size: int) -> jax.Array:

@@ -137,6 +137,12 @@ class Scheduler:
         self._finish(request, reason)
         return _event(request)
 
+    def abandon(self) -> None:
+        """Drop all requests, and the plans that are not settled."""
+        for request_id in tuple(self._requests):
+            self.abort(request_id)
+        self._in_flight.clear()
+
     def plan(self) -> StepPlan:
         """The next step. At most one earlier plan may be unsettled; an empty plan needs no ``update``."""
         if len(self._in_flight) > 1:

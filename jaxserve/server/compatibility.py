@@ -7,12 +7,15 @@ the answer by definition, whatever their value. A name that nobody knows is refu
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxserve.errors import RequestError
 
 __all__ = ["CHAT_UNSUPPORTED", "COMPLETION_UNSUPPORTED", "strip"]
+
+_LONGEST_NAME = 64
 
 _HARMLESS = frozenset(
     {
@@ -96,6 +99,8 @@ def strip(
             if value is not None and not any(_same(value, neutral) for neutral in unsupported[name]):
                 raise RequestError(f"{name} is not supported.", name)
         elif name not in _HARMLESS:
+            if len(name) > _LONGEST_NAME:  # may be megabytes, which are neither compared nor sent back
+                raise RequestError(f"unknown parameter {reprlib.repr(name)}.")
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise RequestError(f"unknown parameter {name!r}.{hint}", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import time
 from typing import Any
 
@@ -15,6 +16,9 @@ from jaxserve.server.jsonio import respond
 from jaxserve.server.protocol import Engine
 
 __all__ = ["ServedModels", "routes"]
+
+
+_LONGEST_NAME = 256
 
 
 class ServedModels:
@@ -31,10 +35,12 @@ class ServedModels:
         if name is None:
             return self.names[0]
         if name not in self.names:
-            near = difflib.get_close_matches(name, self.names, n=1)
+            short = len(name) <= _LONGEST_NAME  # or megabytes, which are neither compared nor sent back
+            near = difflib.get_close_matches(name, self.names, n=1) if short else []
+            shown = repr(name) if short else reprlib.repr(name)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             served = ", ".join(map(repr, self.names))
-            raise ModelNotFoundError(f"the model {name!r} does not exist; served are: {served}.{hint}", "model")
+            raise ModelNotFoundError(f"the model {shown} does not exist; served are: {served}.{hint}", "model")
         return name
 
     def card(self, name: str) -> dict[str, Any]:

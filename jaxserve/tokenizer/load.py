@@ -37,6 +37,7 @@ def load_tokenizer(
         raise ConfigError("tokenizer: neither a folder nor GGUF metadata was given.")
     if chat_template is not None:
         hf.chat_template = _read_template(chat_template)
+        _check_syntax(hf, chat_template)
     return Tokenizer(hf, eos_token_ids)
 
 
@@ -50,6 +51,18 @@ def _from_folder(path: str) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # the library raises many kinds, down to bare Exception, for unreadable files
         raise LoadError(f"the tokenizer in {path} cannot be loaded: {error}") from error
+
+
+def _check_syntax(hf: Any, name: str) -> None:
+    import jinja2
+
+    try:
+        hf.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        where = "chat_template" if "\n" in name else f"chat_template {name}"
+        raise ConfigError(f"{where} is not valid Jinja: line {error.lineno}: {error.message}") from error
+    except Exception:  # a template may refuse these messages and take others
+        return
 
 
 def _read_template(template: str) -> str:

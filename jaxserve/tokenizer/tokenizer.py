@@ -22,6 +22,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: largest token id plus one, added tokens included.
+        longest_token: most characters that one token stands for.
         eos_token_ids: tokens that end a text, as far as the tokenizer knows.
         bos_token_id: token that starts a text, None if there is none.
         special_ids: tokens that are left out of text with ``skip_special_tokens``.
@@ -49,7 +50,9 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *eos_token_ids)))
         self.bos_token_id: int | None = hf.bos_token_id
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.longest_token: int = max(map(len, vocabulary), default=0)
 
     @property
     def chat_template(self) -> str | None:
@@ -59,7 +62,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, where lone surrogates count as U+FFFD, with BOS and EOS as the model has it."""
-        ids: list[int] = self._backend.encode(replace_surrogates(text), add_special_tokens=add_special_tokens).ids
+        # Only the batched calls release the interpreter's lock, without which the server would stand still meanwhile.
+        [encoding] = self._backend.encode_batch_fast([replace_surrogates(text)], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from jaxserve.plan import RowPlan
 from jaxserve.sampling import RowState, Sampled, history_counts, make_sampling_input, sample
+from jaxserve.sampling.arrays import IN_PROMPT
 from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling_params import SamplingParams
 
@@ -179,6 +180,26 @@ def test_sampled_tokens_are_counted_for_the_next_step() -> None:
     token = int(logits.argmax())
     assert int(state.counts[0, token]) == 1
     assert int(state.last_token[0]) == token
+
+
+def test_counts_of_long_outputs_stay_at_their_end() -> None:
+    most = int(IN_PROMPT) - 1
+    plan = row_plan(SamplingParams(temperature=0, frequency_penalty=0.5), history=(1, 2, *[5] * (most + 9)))
+    assert history_counts(plan, V)[[1, 5]].tolist() == [IN_PROMPT, most]
+    logits = np.zeros((1, V), np.float32)
+    logits[0, 5] = most
+    sampled, state = run(logits, [plan])
+    assert int(sampled.tokens[0]) == 5  # by half of its logit
+    assert int(state.counts[0, 5]) == most
+    assert int(run(logits * 0.4, [plan])[0].tokens[0]) != 5
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 2e-38, 1e-44])
+def test_the_coldest_temperatures_take_the_likeliest_token(temperature: float) -> None:
+    logits = 30 + some_logits()
+    for filters in ({}, {"top_k": 5}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        plan = row_plan(SamplingParams(temperature=temperature, **filters))
+        assert int(run(logits, [plan])[0].tokens[0]) == int(logits.argmax())
 
 
 def test_bias_is_added_and_belongs_to_its_row() -> None:

@@ -1,0 +1,176 @@
+"""The engine thread beside an event loop: streams that are dropped, ids that come again, an engine that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from jaxserve.config import ServerConfig
+from jaxserve.engine import AsyncLLM
+from jaxserve.errors import EngineDeadError, QueueFullError
+from jaxserve.outputs import TokenEvent
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.server import create_app
+from tests.engine.tiny import greedy, start_tiny
+
+pytestmark = pytest.mark.anyio
+PROMPT, OTHER = list(range(4, 20)), list(range(30, 39))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Gate:
+    """Lets the engine's thread make as many steps as it is told, or any number."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._step = llm._engine.step
+        self._free = False
+        self._tickets = threading.Semaphore(0)
+        llm._engine.step = self._wait  # type: ignore[method-assign]
+
+    def open(self, steps: int | None = None) -> None:
+        self._free |= steps is None
+        self._tickets.release(steps or 1)
+
+    def _wait(self) -> list[TokenEvent]:
+        if not self._free:
+            assert self._tickets.acquire(timeout=20)
+        return self._step()
+
+
+@asynccontextmanager
+async def running(config: dict[str, Any] | None = None, **shape: Any) -> AsyncIterator[AsyncLLM]:
+    llm = AsyncLLM(start_tiny(config, **shape))
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
+async def collect(llm: AsyncLLM, prompt: list[int], name: str, params: SamplingParams) -> tuple[list[int], str | None]:
+    tokens: list[int] = []
+    reason = None
+    async for output in llm.generate(prompt, params, name):
+        tokens += output.outputs[0].token_ids
+        reason = output.outputs[0].finish_reason
+    return tokens, reason
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_dropped_streams_give_their_blocks_back() -> None:
+    async with running() as llm:
+        streams = [llm.generate([*PROMPT, i], greedy(70), f"r{i}") for i in range(20)]
+        await asyncio.gather(*[anext(stream) for stream in streams[:8]])
+        opening = [asyncio.create_task(anext(stream)) for stream in streams[8:]]
+        await asyncio.sleep(0.02)
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+        await until(lambda: not llm._engine.has_work)
+        stats = llm.stats()
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert stats.num_free_blocks == stats.num_blocks
+        assert stats.generation_tokens_total < 20 * 70
+
+
+async def test_an_id_that_comes_again_gets_nothing_of_the_dropped_request() -> None:
+    async with running() as llm:
+        want = await collect(llm, OTHER, "alone", greedy(20))
+        gate = Gate(llm)
+        first = llm.generate(PROMPT, greedy(60), "x")
+        gate.open(2)
+        await anext(first)
+        await first.aclose()
+        again = asyncio.create_task(collect(llm, OTHER, "x", greedy(20)))
+        await until(lambda: len(llm._engine._inbox) == 2)  # the abort of the first, and the second
+        gate.open()
+        assert await again == want
+
+
+async def test_an_abort_reaches_a_request_in_whatever_state_it_is() -> None:
+    async with running() as llm:
+        tokenising = asyncio.create_task(collect(llm, PROMPT, "x", greedy(70)))
+        await asyncio.sleep(0)
+        await llm.abort("x")
+        assert (await tokenising)[1] == "abort"
+        stream = llm.generate(PROMPT, greedy(70), "x")
+        await anext(stream)
+        await llm.abort("x")
+        reasons = [output.outputs[0].finish_reason async for output in stream]
+        assert reasons[-1] == "abort"
+        await llm.abort("unknown")
+
+
+async def test_the_queue_s_limit_holds_for_requests_that_come_within_one_step() -> None:
+    async with running({"max_num_queued_reqs": 3}, max_rows=2) as llm:
+        gate = Gate(llm)
+        asked = [asyncio.create_task(collect(llm, PROMPT, f"r{i}", greedy(4))) for i in range(30)]
+        await asyncio.sleep(0.05)
+        gate.open()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(result, QueueFullError) for result in results] == [False] * 5 + [True] * 25
+        assert (await collect(llm, PROMPT, "later", greedy(4)))[1] == "length"
+
+
+async def test_an_engine_that_fails_is_told_by_health_and_to_every_request() -> None:
+    async with running() as llm:
+        transport = httpx.ASGITransport(create_app(llm, ServerConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=10) as client:
+            assert (await client.get("/health")).status_code == 200
+            gate = Gate(llm)
+            body = {"prompt": PROMPT, "max_tokens": 70}
+            asked = [
+                asyncio.create_task(client.post("/v1/completions", json=body | {"stream": stream}))
+                for stream in (False, True)
+            ]
+            await until(lambda: len(llm._engine._inbox) == 2)
+            gate.open(1)
+            await until(lambda: llm.stats().num_running == 2)
+            llm._engine.runner = None  # type: ignore[assignment]
+            gate.open()
+            plain, streamed = await asyncio.gather(*asked)
+            assert plain.status_code == 503
+            assert '"code":503' in streamed.text
+            assert (await client.get("/health")).status_code == 503
+            assert (await client.post("/v1/completions", json=body)).status_code == 503
+
+
+async def test_output_that_cannot_be_processed_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as llm:
+
+        def broken(events: list[TokenEvent]) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(llm._output, "process", broken)
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+                await collect(llm, PROMPT, "x", greedy(70))
+        with pytest.raises(EngineDeadError):
+            llm.check_health()
+        await until(lambda: not llm._thread.is_alive())
+
+
+async def test_preempted_requests_answer_as_they_do_alone() -> None:
+    async with running(block_size=16, num_blocks=11) as llm:
+        want = [await collect(llm, prompt, "alone", greedy(70)) for prompt in (PROMPT, OTHER)]
+        # Two more requests take what is left of the ten blocks.
+        asked = [(PROMPT, "a"), (OTHER, "b"), (PROMPT, "c"), (OTHER, "d")]
+        got = await asyncio.gather(*[collect(llm, prompt, name, greedy(70)) for prompt, name in asked])
+        assert got == want * 2
+        assert llm.stats().preemptions_total > 0

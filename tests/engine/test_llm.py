@@ -1,0 +1,62 @@
+"""The offline API goes on after a step that failed or was interrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxserve.engine.llm import LLM
+from jaxserve.runner import Runner, StepHandle
+from tests.engine.tiny import greedy, start_tiny
+
+PROMPTS = [list(range(4, 20)), list(range(30, 37))]
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    monkeypatch.setattr("jaxserve.engine.llm.start", lambda config: start_tiny())
+    return LLM("tiny")
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, greedy(20), use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "length"]
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize(("owner", "name"), [(Runner, "forward"), (Runner, "sample"), (StepHandle, "result")])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_failed_step_leaves_an_empty_engine(
+    llm: LLM, owner: type, name: str, at: int, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = getattr(owner, name), 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > at:
+            raise fault
+        return original(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, failing)
+        with pytest.raises(fault):
+            llm.generate(PROMPTS, greedy(20), use_tqdm=False)
+    stats = llm.stats()
+    assert not llm.engine.has_work
+    assert stats.num_free_blocks == stats.num_blocks
+    # Had the failed step's blocks stayed in the prefix cache, this would read KV that was never written.
+    got = answers(llm)
+    assert llm.stats().prefix_hits_total == 0
+    assert got == answers(LLM("tiny"))
+
+
+def test_an_answer_ended_by_a_stop_string_leaves_nothing_behind(llm: LLM) -> None:
+    text = llm.generate(PROMPTS[0], greedy(20), use_tqdm=False)[0].outputs[0].text
+    stop = text[5:8]
+    cut = llm.generate(PROMPTS[0], greedy(20, stop=stop), use_tqdm=False)[0].outputs[0]
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == (text[: text.index(stop)], "stop", stop)
+    assert not llm.engine.has_work
+    assert llm.stats().num_free_blocks == llm.stats().num_blocks

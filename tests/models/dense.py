@@ -1,0 +1,53 @@
+"""Logits of every position, by the decoder that serves, over a paged cache with its blocks in disorder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.layers import KVCache
+from jaxserve.models import ModelConfig
+from jaxserve.models.decoder import decode, logits
+from jaxserve.plan import RowPlan
+from jaxserve.runner.batch import StepInput, make_step_input
+from jaxserve.runner.buckets import Bucket
+from jaxserve.runner.programs import decoder_input
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["all_logits"]
+
+_BLOCK = 4
+_BUCKET = Bucket(96, 1, has_prefill=True)  # one program for prompts and chunks of any length
+_MAX_BLOCKS = 24
+
+
+def all_logits(
+    params: dict[str, Any], config: ModelConfig, tokens: Sequence[int], chunks: Sequence[int] | None = None
+) -> NDArray[np.float32]:
+    """Logits [len(tokens), V] of one row, computed whole or in chunks of the given lengths."""
+    order = np.random.default_rng(3).permutation(_MAX_BLOCKS) + 1
+    shape = (_MAX_BLOCKS + 1, _BLOCK, config.num_kv_heads, config.head_dim)
+    kv = KVCache.zeros(config.num_layers, shape, jnp.dtype(params["embed"].dtype))
+    found, start = [], 0
+    for length in chunks or [len(tokens)]:
+        part = tuple(tokens[start : start + length])
+        row = RowPlan("r", 0, start, length, part, 0, True, True, (), 0, tuple(order.tolist()), SamplingParams(), 0)
+        step = make_step_input([row], _BUCKET, max_blocks=_MAX_BLOCKS, dummy_row=1)
+        kv, out = _step(params, kv, step, config=config)
+        found.append(np.asarray(out)[:length])
+        start += length
+    assert start == len(tokens)
+    return np.concatenate(found)
+
+
+@partial(jax.jit, static_argnames="config")
+def _step(params: dict[str, Any], kv: KVCache, step: StepInput, *, config: ModelConfig) -> tuple[KVCache, jax.Array]:
+    inputs = decoder_input(step, jnp.zeros(2, jnp.int32), kv, has_prefill=True)
+    hidden, kv = decode(params, config, inputs, kv, backend="reference")
+    return kv, logits(params, hidden)

@@ -1,0 +1,70 @@
+"""How many blocks fit, and how long a context they allow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.config import CacheConfig
+from jaxserve.errors import ConfigError
+from jaxserve.models import ModelConfig
+from jaxserve.runner import KVSize, fit_blocks, fit_context
+from jaxserve.runner.memory import block_bytes
+
+MODEL = ModelConfig(
+    family="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=512,
+)
+FLOAT32 = jnp.dtype("float32")
+PER_BLOCK = 2 * 3 * 16 * 2 * 16 * 4
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert block_bytes(MODEL, 16, FLOAT32) == PER_BLOCK
+    assert block_bytes(MODEL, 16, jnp.dtype("bfloat16")) == PER_BLOCK // 2
+    llama_70b = dataclasses.replace(MODEL, num_layers=80, num_kv_heads=8, head_dim=128)
+    assert block_bytes(llama_70b, 1, jnp.dtype("float16")) == 320 * 1024
+
+
+def test_asked_bytes_give_whole_blocks() -> None:
+    size = fit_blocks(CacheConfig(kv_cache_memory_bytes=10 * PER_BLOCK + 5), MODEL, FLOAT32, most_useful=10**6)
+    assert (size.num_blocks, size.block_bytes) == (10, PER_BLOCK)
+
+
+def test_an_asked_number_of_blocks_overrides_bytes() -> None:
+    config = CacheConfig(kv_cache_memory_bytes=1, num_gpu_blocks_override=7)
+    assert fit_blocks(config, MODEL, FLOAT32, most_useful=3).num_blocks == 7
+
+
+def test_no_more_blocks_than_all_rows_can_fill() -> None:
+    assert fit_blocks(CacheConfig(), MODEL, FLOAT32, most_useful=33).num_blocks == 33
+
+
+def test_too_little_memory_is_told_in_bytes() -> None:
+    with pytest.raises(ConfigError, match=r"no room for KV blocks: .* --kv-cache-memory-bytes"):
+        fit_blocks(CacheConfig(kv_cache_memory_bytes=PER_BLOCK), MODEL, FLOAT32, most_useful=10)
+
+
+def test_the_context_is_what_model_and_cache_allow() -> None:
+    assert fit_context(KVSize(11, PER_BLOCK, "test"), CacheConfig(), MODEL, None) == 160
+    assert fit_context(KVSize(1000, PER_BLOCK, "test"), CacheConfig(), MODEL, None) == 512
+    assert fit_context(KVSize(1000, PER_BLOCK, "test"), CacheConfig(), MODEL, 200) == 200
+
+
+def test_a_context_that_does_not_fit_names_the_one_that_does_and_the_bytes_it_takes() -> None:
+    with pytest.raises(ConfigError, match=rf"--max-model-len 160 or less, or give the cache {14 * PER_BLOCK} bytes"):
+        fit_context(KVSize(11, PER_BLOCK, "test"), CacheConfig(), MODEL, 200)
+
+
+def test_a_context_longer_than_the_model_s_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"600 is more than .* 512"):
+        fit_context(KVSize(1000, PER_BLOCK, "test"), CacheConfig(), MODEL, 600)
