@@ -6,6 +6,9 @@ vocabulary are made in ``engine.input``; everything else here, so that an invali
 
 from __future__ import annotations
 
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -66,13 +69,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "bad_words", bad_words)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, str) and name in ("stop", "bad_words"):
+                value = (value,)
+            elif value is None and name != "allowed_token_ids":
+                value = ()
+            if value is not None:
+                object.__setattr__(self, name, _listed(value, name))
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
         self._check_numbers()
@@ -120,15 +124,20 @@ class SamplingParams:
 
     def _check_logit_bias(self) -> None:
         clean: dict[int, float] = {}
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise RequestError(
+                f"logit_bias must map token ids to numbers, got {_shown(self.logit_bias)}.", "logit_bias"
+            )
         for key, value in (self.logit_bias or {}).items():
             try:
-                token = int(key)
+                token = int(key) if isinstance(key, str) else operator.index(key)
             except (TypeError, ValueError):
-                raise RequestError(f"logit_bias: key {key!r} is not a token id.", "logit_bias") from None
+                raise RequestError(f"logit_bias: key {_shown(key)} is not a token id.", "logit_bias") from None
             # NaN is in no range.
             if isinstance(value, bool) or not isinstance(value, int | float) or not -_MAX_BIAS <= value <= _MAX_BIAS:
                 raise RequestError(
-                    f"logit_bias: value of {key} must be from -{_MAX_BIAS} to {_MAX_BIAS}, got {value!r}.", "logit_bias"
+                    f"logit_bias: value of {key} must be from -{_MAX_BIAS} to {_MAX_BIAS}, got {_shown(value)}.",
+                    "logit_bias",
                 )
             clean[token] = float(value)
         object.__setattr__(self, "logit_bias", clean)
@@ -150,7 +159,7 @@ class SamplingParams:
 def _integer(params: SamplingParams, name: str, low: int, high: int) -> None:
     value: Any = getattr(params, name)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}.", name)
+        raise RequestError(f"{name} must be an integer from {low} to {high}, got {_shown(value)}.", name)
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -159,5 +168,17 @@ def _number(params: SamplingParams, name: str, low: float, high: float, *, open_
     # NaN fails both comparisons, so it is refused here as well.
     if not legal or not (low < value if open_low else low <= value) or not value <= high:
         bracket = "(" if open_low else "["
-        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}.", name)
+        raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {_shown(value)}.", name)
     object.__setattr__(params, name, float(value))
+
+
+def _listed(value: Any, name: str) -> tuple[Any, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise RequestError(f"{name} must be a list, got {_shown(value)}.", name)
+    return tuple(value)
+
+
+def _shown(value: Any) -> str:
+    # Integers of thousands of digits help nobody, and repr refuses them.
+    huge = isinstance(value, int) and value.bit_length() > 128
+    return f"an integer of {value.bit_length()} bits" if huge else reprlib.repr(value)

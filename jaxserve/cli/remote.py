@@ -65,7 +65,8 @@ class RemoteBackend:
         try:
             yield
         except httpx.HTTPError as error:
-            raise JaxserveError(f"no answer from {self._url}: {error or type(error).__name__}.") from None
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise JaxserveError(f"no answer from {self._url}: {reason}.") from None
         except (LookupError, ValueError) as error:
             raise JaxserveError(f"{self._url} does not answer like an OpenAI server: {error!r}.") from None
 

@@ -12,7 +12,7 @@ from jaxserve.engine.engine import StepClock
 from jaxserve.engine.input import InputProcessor
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import start
-from jaxserve.errors import RequestError
+from jaxserve.errors import EngineDeadError, RequestError
 from jaxserve.outputs import EngineStats, RequestOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
@@ -132,9 +132,14 @@ class LLM:
 
     def shutdown(self) -> None:
         """Release device memory. The object is of no use afterwards; calling it twice is harmless."""
-        if getattr(self, "engine", None) is not None:
-            self.engine.runner.close()
-            del self.engine
+        if (engine := self.__dict__.pop("engine", None)) is not None:
+            engine.runner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here only for what is not there.
+        if name == "engine":
+            raise EngineDeadError("this LLM was shut down.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +168,8 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}.", "prompt")
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -171,6 +178,8 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _per_prompt(params: Params, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+        raise RequestError("sampling_params must be SamplingParams, or a list of them.", "sampling_params")
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling_params for {count} prompts.", "sampling_params")
     return list(params)

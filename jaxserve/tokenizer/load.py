@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jinja2
+
 from jaxserve.errors import ConfigError, LoadError, MissingFileError
 from jaxserve.tokenizer.gguf_vocab import from_gguf
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -37,7 +39,7 @@ def load_tokenizer(
         raise ConfigError("tokenizer: neither a folder nor GGUF metadata was given.")
     if chat_template is not None:
         hf.chat_template = _read_template(chat_template)
-        _check_syntax(hf, chat_template)
+        _check_syntax(hf)
     return Tokenizer(hf, eos_token_ids)
 
 
@@ -53,14 +55,12 @@ def _from_folder(path: str) -> Any:
         raise LoadError(f"the tokenizer in {path} cannot be loaded: {error}") from error
 
 
-def _check_syntax(hf: Any, name: str) -> None:
-    import jinja2
-
+def _check_syntax(hf: Any) -> None:
+    """Find out now what otherwise every chat would be refused for."""
     try:
         hf.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
     except jinja2.TemplateSyntaxError as error:
-        where = "chat_template" if "\n" in name else f"chat_template {name}"
-        raise ConfigError(f"{where} is not valid Jinja: line {error.lineno}: {error.message}") from error
+        raise ConfigError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}.") from error
     except Exception:  # a template may refuse these messages and take others
         return
 

@@ -133,6 +133,7 @@ def test_complete_asks_a_server(url: str, capsys: pytest.CaptureFixture[str]) ->
     fails(argv, 1, "refuses (404): the model 'other' does not exist", capsys)
     fails(["complete", "--prompt", "x", "--url", url], 1, "refuses (401)", capsys)
     fails(["complete", "--prompt", "x", "--url", "http://127.0.0.1:1"], 1, "no answer from http://127.0.0.1:1", capsys)
+    fails(["complete", "--prompt", "x", "--url", "127.0.0.1:1"], 1, "'http://' or 'https://' protocol.\n", capsys)
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, lines: list[str], *argv: str) -> int:

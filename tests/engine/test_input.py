@@ -52,6 +52,15 @@ def test_text_and_its_ids_are_the_same_request() -> None:
     assert text.constraint is None
 
 
+def test_a_text_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = MAX_LEN * TOKENIZER.longest_token
+    assert "prompt contains" in str(refused("!" * limit))
+    monkeypatch.setattr(type(TOKENIZER), "encode", None)
+    error = refused("!" * (limit + 1))
+    assert error.param == "prompt"
+    assert f"{limit + 1} characters" in str(error)
+
+
 def test_routing_is_handed_on() -> None:
     (request,) = prepare(routing={"priority": -3, "cache_salt": "mine", "adapter": b"key"})
     assert (request.priority, request.cache_salt, request.adapter) == (-3, "mine", b"key")

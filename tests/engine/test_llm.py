@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxserve.engine.llm import LLM
+from jaxserve.errors import EngineDeadError, RequestError
 from jaxserve.runner import Runner, StepHandle
 from tests.engine.tiny import greedy, start_tiny
 
@@ -60,3 +61,28 @@ def test_an_answer_ended_by_a_stop_string_leaves_nothing_behind(llm: LLM) -> Non
     assert (cut.text, cut.finish_reason, cut.stop_reason) == (text[: text.index(stop)], "stop", stop)
     assert not llm.engine.has_work
     assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
+def test_after_a_shutdown_it_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Runner] = []
+    monkeypatch.setattr(type(llm.engine.runner), "close", lambda self: closed.append(self))
+    llm.shutdown()
+    llm.shutdown()
+    assert len(closed) == 1
+    for use in (lambda: llm.generate(PROMPTS, greedy(1)), llm.stats):
+        with pytest.raises(EngineDeadError, match="shut down"):
+            use()
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'engin'"):
+        llm.engin  # noqa: B018
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"prompt": "x"}])
+def test_prompts_of_a_wrong_type_are_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts must be"):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 5, ["x"]])
+def test_parameters_of_a_wrong_type_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be"):
+        llm.generate("x", params)

@@ -112,10 +112,15 @@ class Ask:
         return made
 
 
+class _SharedRunner(Runner):
+    def close(self) -> None:
+        """Do nothing: the engines of other tests have it too."""
+
+
 @cache
 def _runner(num_blocks: int, block_size: int, max_tokens: int, max_rows: int) -> Runner:
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), "reference")
-    return Runner(params(), MODEL, shape)
+    return _SharedRunner(params(), MODEL, shape)
 
 
 def build(

@@ -227,6 +227,14 @@ async def test_unknown_model_names_the_served_ones(client: httpx.AsyncClient) ->
     assert "Did you mean 'fake-model'?" in error["message"]
 
 
+async def test_names_of_megabytes_are_not_sent_back(client: httpx.AsyncClient) -> None:
+    name = "temperature" * 10**5
+    for body, status in (({name: 1}, 400), ({"model": name}, 404)):
+        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", **body}), status)
+        assert "temper" in error["message"]
+        assert len(str(error)) < 300
+
+
 async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
     assert error_of(await client.get("/v2/nothing"), 404)["type"] == "Not Found"
     response = await client.get(COMPLETIONS)

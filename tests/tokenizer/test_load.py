@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,36 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError):
         load_tokenizer()
+
+
+def test_a_chat_template_is_checked_at_once() -> None:
+    metadata = byte_level_metadata("gpt-2")
+    with pytest.raises(ConfigError, match="chat template is not valid Jinja: line 2"):
+        load_tokenizer(gguf_metadata=metadata, chat_template="{# a #}\n{% if %}")
+    refuses = "{{ raise_exception('no system message') }}"
+    assert load_tokenizer(gguf_metadata=metadata, chat_template=refuses).chat_template == refuses
+
+
+def test_encoding_lets_other_threads_run() -> None:
+    tokenizer, _ = made_from(byte_level_metadata("gpt-2"))
+    longest = 0.0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not done.wait(0.005):
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    tokenizer.encode("a " * 500_000)
+    took = time.perf_counter() - began
+    done.set()
+    watcher.join()
+    assert longest < 0.5 * took
 
 
 def test_a_tokenizer_that_cannot_be_streamed_is_refused() -> None:

@@ -1,0 +1,63 @@
+"""What goes wrong while an engine starts ends the start at once, with one line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine import startup
+from jaxserve.errors import ConfigError
+from jaxserve.runner import Runner
+from jaxserve.weights import OpenedModel
+from tests.equivalence.harness import MODEL
+
+
+def test_an_interrupt_while_compiling_drops_what_is_left() -> None:
+    compiled: list[int] = []
+    begun = threading.Event()
+
+    class Programs:
+        def lower(self, key: int) -> Any:
+            if key == 50:
+                begun.wait()
+                raise KeyboardInterrupt
+            return key
+
+        def compile(self, key: int, lowered: Any) -> None:
+            compiled.append(key)
+            begun.set()
+            threading.Event().wait(0.05)
+
+    runner = SimpleNamespace(programs=lambda: [(Programs(), key) for key in range(100)])
+    with pytest.raises(KeyboardInterrupt):
+        startup._warm_up(cast("Runner", runner), lambda what, share: None)
+    assert 0 < len(compiled) < 50
+
+
+def failing(message: str) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(message)
+
+    return fail
+
+
+def test_too_large_a_cache_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig.from_flat({"num_gpu_blocks_override": 1000, "max_model_len": 16})
+    opened = cast("OpenedModel", SimpleNamespace(config=MODEL))
+
+    def make() -> Any:
+        return startup._make_runner(config, opened, {}, jnp.dtype("float32"), "reference")
+
+    monkeypatch.setattr(startup, "Runner", failing("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."))
+    with pytest.raises(ConfigError, match=r"no room for 1000 KV blocks .*--num-gpu-blocks-override"):
+        make()
+    monkeypatch.setattr(startup, "Runner", failing("INTERNAL: something else"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        make()
