@@ -156,6 +156,8 @@ class EngineConfig:
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
             _at_least(self.scheduler, name, 0)
         _at_least(self.model, "max_model_len", 1)
+        if not isinstance(self.model.model, str) or not self.model.model:
+            raise ConfigError(f"model must be a path, a hub id or an alias, got {self.model.model!r}.")
         if not 0.0 < self.cache.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.")
 

@@ -41,8 +41,6 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.block_size = block_size
-        self.prefix_queries_total = 0
-        self.prefix_hits_total = 0
         self._cache = PrefixCache(self.pool) if enable_prefix_caching else NoPrefixCache()
 
     @property
@@ -54,6 +52,16 @@ class BlockManager:
     def num_free(self) -> int:
         """Number of blocks that no request uses."""
         return self.pool.num_free
+
+    @property
+    def prefix_queries_total(self) -> int:
+        """Tokens that new requests looked up in the prefix cache."""
+        return self._cache.queries_total
+
+    @property
+    def prefix_hits_total(self) -> int:
+        """Tokens that they found there."""
+        return self._cache.hits_total
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold ``num_tokens`` tokens."""
@@ -96,8 +104,7 @@ class BlockManager:
         request.published = len(prefix.blocks)
         if request.preemptions == 0 and not prefix.forked:
             request.cached = prefix.num_tokens
-            self.prefix_queries_total += request.known
-            self.prefix_hits_total += prefix.num_tokens
+            self._cache.count(request.known, prefix.num_tokens)
         if prefix.copy_from is None or prefix.copy_from == fresh[0]:
             return None
         return BlockCopy(prefix.copy_from, fresh[0])

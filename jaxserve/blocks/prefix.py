@@ -38,11 +38,17 @@ class Prefix:
 
 
 class PrefixCache:
-    """Full blocks of all requests, prompt and output, by the hash of their content."""
+    """Full blocks of all requests, prompt and output, by the hash of their content.
+
+    Attributes:
+        queries_total, hits_total: tokens asked for, and found, by new requests (see ``count``).
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._unwritten: set[int] = set()
+        self.queries_total = 0
+        self.hits_total = 0
 
     def begin_step(self) -> None:
         """A new step is being planned: all steps planned before it run, and write, before it."""
@@ -61,6 +67,11 @@ class PrefixCache:
         start = len(blocks) * size
         source, hit = self._partial(self._parent(request, len(blocks)), request.tokens(start, min(start + size, limit)))
         return Prefix(tuple(blocks), start + hit, source)
+
+    def count(self, num_queried: int, num_found: int) -> None:
+        """Note that a new request asked for ``num_queried`` tokens, and ``num_found`` of them were there."""
+        self.queries_total += num_queried
+        self.hits_total += num_found
 
     def publish(self, request: Request) -> None:
         """Offer all blocks that are full of settled tokens and whose KV is written by the steps planned so far."""
@@ -107,7 +118,10 @@ class PrefixCache:
 
 
 class NoPrefixCache:
-    """The prefix cache switched off: it keeps nothing and always misses."""
+    """The prefix cache switched off: it keeps nothing, always misses, and nobody asks it."""
+
+    queries_total = 0
+    hits_total = 0
 
     def begin_step(self) -> None:
         """Nothing to forget."""
@@ -115,6 +129,9 @@ class NoPrefixCache:
     def match(self, request: Request) -> Prefix:
         """Nothing is known."""
         return Prefix()
+
+    def count(self, num_queried: int, num_found: int) -> None:
+        """There was no query."""
 
     def publish(self, request: Request) -> None:
         """Nothing is kept."""

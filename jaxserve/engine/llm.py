@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -34,8 +35,12 @@ class LLM:
         LoadError, ConfigError: see ``engine.startup.start``.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
-        started = start(EngineConfig.from_flat({"model": model, **settings}))
+    def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
+        config = EngineConfig.from_flat(
+            {"model": os.fspath(model) if isinstance(model, os.PathLike) else model, **settings}
+        )
+        started = start(config)
+        self._by_priority = config.scheduler.scheduling_policy == "priority"
         self.engine = started.engine
         self.tokenizer = started.tokenizer
         self.model_config = started.model_config
@@ -71,6 +76,8 @@ class LLM:
         many = _as_list(prompts)
         params = _per_prompt(sampling_params, len(many))
         ranks = list(priority) if priority is not None else [0] * len(many)
+        if any(ranks) and not self._by_priority:
+            raise RequestError('priority needs scheduling_policy="priority"; this is "fcfs".', "priority")
         if len(ranks) != len(many):
             raise RequestError(f"{len(ranks)} priorities for {len(many)} prompts.", "priority")
         output = OutputProcessor(self.tokenizer)

@@ -70,6 +70,9 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     phase = _Phases()
     tell = on_progress or (lambda what, share: None)
     backend = _select_backend(config)
+    limits = _limits(config.scheduler)
+    if config.model.max_model_len is not None:  # found out before a weight is read, where it can be
+        _check_chunking(config.scheduler, limits[0], config.model.max_model_len)
     use_compilation_cache(config.runner.compilation_cache_dir)
     tell("opening the model", 0.0)
     with phase("open"):
@@ -82,7 +85,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     with phase("weights"):
         params = opened.load(dtype)
     with phase("kv cache"):
-        runner = _make_runner(config, opened, params, dtype, backend)
+        runner = _make_runner(config, opened, params, dtype, backend, limits)
     if config.runner.warmup:
         with phase("compile"):
             _warm_up(runner, tell)
@@ -99,19 +102,20 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
 
 
 def _make_runner(
-    config: EngineConfig, opened: OpenedModel, params: dict[str, Any], dtype: jnp.dtype, backend: str
+    config: EngineConfig,
+    opened: OpenedModel,
+    params: dict[str, Any],
+    dtype: jnp.dtype,
+    backend: str,
+    limits: tuple[int, int],
 ) -> Runner:
     model, cache = opened.config, config.cache
-    max_tokens, max_rows = _limits(config.scheduler)
+    max_tokens, max_rows = limits
     longest = config.model.max_model_len or model.max_position
     most_useful = max_rows * -(-longest // cache.block_size) + 1
     size = fit_blocks(cache, model, dtype, most_useful=most_useful)
     max_context = fit_context(size, cache, model, config.model.max_model_len)
-    if not config.scheduler.enable_chunked_prefill and max_tokens < max_context:
-        raise ConfigError(
-            f"without chunked prefill a prompt must fit into one step: --max-num-batched-tokens is {max_tokens}, but "
-            f"contexts reach {max_context} tokens. Raise it, or set --max-model-len {max_tokens} or less."
-        )
+    _check_chunking(config.scheduler, max_tokens, max_context)
     _log.info(
         "%d KV blocks of %d tokens (%.0f MiB, by %s); contexts up to %d tokens",
         size.num_blocks,
@@ -148,6 +152,14 @@ def _limits(config: SchedulerConfig) -> tuple[int, int]:
     return tokens, rows
 
 
+def _check_chunking(config: SchedulerConfig, max_tokens: int, max_context: int) -> None:
+    if not config.enable_chunked_prefill and max_tokens < max_context:
+        raise ConfigError(
+            f"without chunked prefill a prompt must fit into one step: --max-num-batched-tokens is {max_tokens}, but "
+            f"contexts reach {max_context} tokens. Raise it, or set --max-model-len {max_tokens} or less."
+        )
+
+
 def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
     name = config.model.dtype
     if name == "auto":
@@ -176,6 +188,7 @@ def _warm_up(runner: Runner, tell: Callable[[str, float], None]) -> None:
     program from the cache, so they go to as many threads as there are cores.
     """
     todo = runner.programs()
+    _log.info("compiling %d programs: minutes the first time, seconds once they are in the cache", len(todo))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         try:
             compiling = [pool.submit(programs.compile, key, programs.lower(key)) for programs, key in todo]

@@ -193,3 +193,9 @@ def test_the_cache_is_reset_only_while_no_request_has_blocks() -> None:
     blocks.release(request)
     assert blocks.reset_prefix_cache()
     assert blocks.match(make_request("b", list(range(9)))) == Prefix()
+
+
+def test_a_cache_that_is_off_is_not_asked() -> None:
+    blocks = BlockManager(20, SIZE, enable_prefix_caching=False)
+    compute(blocks, make_request("a", list(range(9))))
+    assert (blocks.prefix_queries_total, blocks.prefix_hits_total) == (0, 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxserve.engine.llm import LLM
-from jaxserve.errors import EngineDeadError, RequestError
+from jaxserve.errors import ConfigError, EngineDeadError, RequestError
 from jaxserve.runner import Runner, StepHandle
 from tests.engine.tiny import greedy, start_tiny
 
@@ -86,3 +86,15 @@ def test_prompts_of_a_wrong_type_are_refused(llm: LLM, prompts: Any) -> None:
 def test_parameters_of_a_wrong_type_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(RequestError, match="sampling_params must be"):
         llm.generate("x", params)
+
+
+def test_a_priority_that_would_not_count_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="priority"):
+        llm.generate(PROMPTS, greedy(1), priority=[0, 1], use_tqdm=False)
+    assert len(llm.generate(PROMPTS, greedy(1), priority=[0, 0], use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize("model", [None, "", 5])
+def test_a_model_that_is_no_name_is_refused(model: object) -> None:
+    with pytest.raises(ConfigError, match="model must be"):
+        LLM(model)  # type: ignore[arg-type]
