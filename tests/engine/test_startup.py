@@ -53,7 +53,7 @@ def test_too_large_a_cache_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch
     opened = cast("OpenedModel", SimpleNamespace(config=MODEL))
 
     def make() -> Any:
-        return startup._make_runner(config, opened, {}, jnp.dtype("float32"), "reference")
+        return startup._make_runner(config, opened, {}, jnp.dtype("float32"), "reference", (64, 8))
 
     monkeypatch.setattr(startup, "Runner", failing("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."))
     with pytest.raises(ConfigError, match=r"no room for 1000 KV blocks .*--num-gpu-blocks-override"):
@@ -61,3 +61,19 @@ def test_too_large_a_cache_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(startup, "Runner", failing("INTERNAL: something else"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "--max-num-batched-tokens"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64, "max_model_len": 100}, "chunked prefill"),
+        ({"attention_backend": "flash"}, "attention_backend"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_told_before_a_model_is_opened(
+    settings: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "open_model", lambda options: pytest.fail("the model was opened"))
+    with pytest.raises(ConfigError, match=named):
+        startup.start(EngineConfig.from_flat(settings))
