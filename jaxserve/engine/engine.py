@@ -100,15 +100,16 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Dispatch the next step, read the previous one, and return what is new."""
         began = time.perf_counter()
-        events = self._intake()
-        plan = self.scheduler.plan()
-        launch = self.runner.forward(plan)
-        events += self._settle(0)
-        mask = self._mask(plan)
-        if plan:
-            self._in_flight.append(self.runner.sample(launch, mask))
-            self._note(plan, launch.padded_tokens)
-        events += self._settle(self._depth)
+        with self.runner.compiles:
+            events = self._intake()
+            plan = self.scheduler.plan()
+            launch = self.runner.forward(plan)
+            events += self._settle(0)
+            mask = self._mask(plan)
+            if plan:
+                self._in_flight.append(self.runner.sample(launch, mask))
+                self._note(plan, launch.padded_tokens)
+            events += self._settle(self._depth)
         self.clock.seconds += time.perf_counter() - began
         return events
 

@@ -6,6 +6,7 @@ counted by listening to jax itself, so that nothing can escape the count.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,34 @@ class Programs:
 
 
 class CompileCounter:
-    """Counts the programs that XLA compiles (or reads from its cache) in this process while it is armed."""
+    """Counts the programs that XLA compiles (or reads from its cache) in the steps of one engine.
+
+    Use it as a context around a step: what the thread compiles inside counts, once the counter is armed; what others in
+    the process compile does not.
+
+    Attributes:
+        count: programs counted so far.
+        armed: whether to count; set it after warm-up.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.armed = False
+        self._thread: int | None = None
         jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread = None
 
     def close(self) -> None:
         """Stop listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if self.armed and event == _COMPILE_EVENT:
+        if self.armed and event == _COMPILE_EVENT and threading.get_ident() == self._thread:
             self.count += 1
             _log.warning("a program was compiled while serving (%.2f s); please report this", duration_secs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,16 +70,29 @@ def test_a_program_is_compiled_once_and_refuses_other_shapes() -> None:
         programs[3](jnp.zeros(4))
 
 
-def test_the_counter_sees_every_compilation_once_it_is_armed(caplog: pytest.LogCaptureFixture) -> None:
+def compile_something(size: int) -> None:
+    jax.jit(lambda x: x * size - 1)(jnp.zeros(size)).block_until_ready()
+
+
+def test_the_counter_sees_what_a_step_compiles_once_it_is_armed_and_nothing_else() -> None:
     counter = CompileCounter()
     try:
-        jax.jit(lambda x: x * 3 - 1)(jnp.zeros(5)).block_until_ready()
+        with counter:
+            compile_something(5)
         assert counter.count == 0
         counter.armed = True
-        jax.jit(lambda x: x * 5 - 2)(jnp.zeros(7)).block_until_ready()
-        assert counter.count >= 1
+        compile_something(7)
+        assert counter.count == 0
+        with counter:
+            other = threading.Thread(target=compile_something, args=(9,))
+            other.start()
+            other.join()
+            assert counter.count == 0
+            compile_something(11)
+        seen = counter.count
+        assert seen >= 1
     finally:
         counter.close()
-    before = counter.count
-    jax.jit(lambda x: x * 7 - 3)(jnp.zeros(9)).block_until_ready()
-    assert counter.count == before
+    with counter:
+        compile_something(13)
+    assert counter.count == seen
