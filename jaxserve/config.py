@@ -49,7 +49,8 @@ class ModelOptions:
         "auto", "Form of the weights; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy")
     )
     weight_cache_dir: str | None = _flag(
-        None, "Folder for converted weights; by default ~/.cache/jaxserve/weights; 'off' keeps none."
+        None,
+        "Folder for converted weights; by default ~/.cache/jaxserve/weights, for GGUF files alone; 'off' keeps none.",
     )
     chat_template: str | None = _flag(None, "Jinja file that replaces the model's chat template.")
     seed: int = _flag(0, "Seed of dummy weights, and of requests that give none (with their count).")

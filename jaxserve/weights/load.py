@@ -129,8 +129,8 @@ def _from_folder(folder: Path | None, load_format: str) -> tuple[TensorReader | 
 
 
 def _cache(options: ModelOptions, files: ModelFiles) -> WeightCache | None:
-    """The cache, where one is wanted and saves time: reading safetensors is as quick as reading the cache."""
-    if options.weight_cache_dir == "off" or files.gguf is None:
+    """The cache: for GGUF unless switched off; for safetensors, which are read as quickly, only where it is named."""
+    if options.weight_cache_dir == "off" or (files.gguf is None and options.weight_cache_dir is None):
         return None
     return WeightCache(Path(options.weight_cache_dir).expanduser() if options.weight_cache_dir else default_root())
 

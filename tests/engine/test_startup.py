@@ -13,8 +13,9 @@ import pytest
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import startup
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.runner import Runner
+from jaxserve.tokenizer import Tokenizer
 from jaxserve.weights import OpenedModel
 from tests.equivalence.harness import MODEL
 
@@ -77,3 +78,9 @@ def test_settings_that_contradict_each_other_are_told_before_a_model_is_opened(
     monkeypatch.setattr(startup, "open_model", lambda options: pytest.fail("the model was opened"))
     with pytest.raises(ConfigError, match=named):
         startup.start(EngineConfig.from_flat(settings))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_with_both_sizes() -> None:
+    tokenizer = cast("Tokenizer", SimpleNamespace(vocab_size=MODEL.vocab_size + 1))
+    with pytest.raises(ShapeMismatchError, match=rf"{MODEL.vocab_size + 1} tokens .* only {MODEL.vocab_size}"):
+        startup._check_vocabulary(tokenizer, MODEL)

@@ -72,6 +72,25 @@ def test_any_ragged_batch_equals_the_dense_answer(rows: list[tuple[int, int]], w
     np.testing.assert_allclose(run(case), case.expected(), atol=2e-6, rtol=2e-5)
 
 
+def test_rows_of_several_tokens_can_be_decodes() -> None:
+    """The verify of drafts: up to ``decode_queries`` tokens of a row, attended with the decodes."""
+    case = AttentionCase(((1, 20), (4, 50), (3, 3), (2, 131), (70, 90)), window=40)
+
+    @jax.jit
+    def verify(a: dict[str, jax.Array]) -> jax.Array:
+        plan = make_plan(
+            a["query_start"],
+            a["kv_lens"],
+            a["block_tables"],
+            jax.numpy.int32(4),
+            num_tokens=a["q"].shape[0],
+            decode_queries=4,
+        )
+        return paged_attention(a["q"], a["k"], a["v"], plan, scale=case.head_dim**-0.5, window=case.window)
+
+    np.testing.assert_allclose(np.asarray(verify(case.arrays)), case.expected(), atol=2e-6, rtol=2e-5)
+
+
 def test_a_row_does_not_depend_on_the_rows_around_it() -> None:
     batch = AttentionCase(((1, 37), (1, 500), (1, 2), (70, 100)))
     together = run(batch)[0]

@@ -38,9 +38,15 @@ def test_hugging_face_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> 
     assert "weights: 0." in caplog.text
 
 
-def test_safetensors_are_not_cached(folder: Path) -> None:
-    open_model(ModelOptions(str(folder), weight_cache_dir=str(folder / "cache"))).load("float32")
-    assert not (folder / "cache").exists()
+def test_safetensors_are_cached_only_where_a_folder_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    open_model(ModelOptions(str(folder))).load("float32")
+    assert not (folder / "home").exists()
+    options = ModelOptions(str(folder), weight_cache_dir=str(folder / "cache"))
+    first = open_model(options).load("float32")
+    monkeypatch.setattr("jaxserve.weights.load.load_params", lambda *args: pytest.fail("weights were converted again"))
+    again = open_model(options).load("float32")
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True))
 
 
 def test_gguf_with_and_without_a_tokenizer_beside_it(tmp_path: Path) -> None:
