@@ -91,11 +91,6 @@ class Request:
         """Number of tokens that exist, on the host or on the device."""
         return self.known + self.pending
 
-    @property
-    def prefilling(self) -> bool:
-        """Whether some token before the newest one is not computed yet."""
-        return self.computed < self.target - 1
-
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known token ids at positions ``start`` .. ``stop - 1``; positions past ``known`` are left out."""
         num_prompt = len(self.prompt)

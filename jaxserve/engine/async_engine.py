@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
-from jaxserve.engine.input import InputProcessor
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
 from jaxserve.errors import EngineDeadError, QueueFullError
@@ -51,9 +50,7 @@ class AsyncLLM:
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
         self._engine = started.engine
-        self._input = InputProcessor(
-            started.tokenizer, started.model_config, started.max_model_len, started.config.model.seed
-        )
+        self._input = started.input_processor()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._count = itertools.count()

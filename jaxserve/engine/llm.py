@@ -10,7 +10,6 @@ from tqdm.auto import tqdm
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.engine import StepClock
-from jaxserve.engine.input import InputProcessor
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineDeadError, RequestError
@@ -46,9 +45,7 @@ class LLM:
         self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
-        self._input = InputProcessor(
-            started.tokenizer, started.model_config, started.max_model_len, started.config.model.seed
-        )
+        self._input = started.input_processor()
         self._count = 0
 
     def generate(

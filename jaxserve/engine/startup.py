@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from jaxserve.blocks import BlockManager
 from jaxserve.config import EngineConfig, SchedulerConfig
 from jaxserve.engine.engine import Engine
+from jaxserve.engine.input import InputProcessor
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
@@ -44,6 +45,10 @@ class Started:
     model_name: str
     max_model_len: int
     phases: dict[str, float]
+
+    def input_processor(self) -> InputProcessor:
+        """What makes requests for this engine."""
+        return InputProcessor(self.tokenizer, self.model_config, self.max_model_len, self.config.model.seed)
 
 
 @dataclass(slots=True)

@@ -41,9 +41,6 @@ class Programs:
         """Compile a program, or read it from the persistent cache; may run in any thread."""
         self._compiled[key] = lowered.compile()
 
-    def __len__(self) -> int:
-        return len(self._compiled)
-
 
 class CompileCounter:
     """Counts the programs that XLA compiles (or reads from its cache) in the steps of one engine.

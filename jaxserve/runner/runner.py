@@ -160,17 +160,12 @@ class Runner:
         sample = [(self._sample, rows) for rows in self.buckets.rows]
         return [*forward, *sample, (self._rare, "copy"), (self._rare, "load")]
 
-    @property
-    def num_programs(self) -> int:
-        """Programs compiled so far."""
-        return len(self._forward) + len(self._sample) + len(self._rare)
-
     # ------------------------------------------------------------------ parts
     def _step_input(self, ordered: list[RowPlan], bucket: Bucket) -> StepInput:
         return make_step_input(ordered, bucket, max_blocks=self.shape.max_blocks, dummy_row=self.shape.max_rows)
 
     def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        # Sources and targets of one plan are disjoint from its later batches' sources: see blocks.manager.
+        # No target is the source of a later copy (see blocks.manager), so batches may follow each other.
         for first in range(0, len(copies), _COPIES):
             batch = copies[first : first + _COPIES]
             source, target = np.zeros(_COPIES, np.int32), np.zeros(_COPIES, np.int32)

@@ -1,10 +1,9 @@
 """From logits to tokens, on the device: a pure pipeline over arrays of parameters."""
 
 from jaxserve.sampling.arrays import RowState, SamplingInput, history_counts, make_sampling_input
-from jaxserve.sampling.sampler import MAX_TOP_LOGPROBS, Sampled, sample
+from jaxserve.sampling.sampler import Sampled, sample
 
 __all__ = [
-    "MAX_TOP_LOGPROBS",
     "RowState",
     "Sampled",
     "SamplingInput",

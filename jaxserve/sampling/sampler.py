@@ -20,10 +20,7 @@ from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling_params import MAX_LOGPROBS
 
-__all__ = ["MAX_TOP_LOGPROBS", "Sampled", "noise", "sample"]
-
-MAX_TOP_LOGPROBS = MAX_LOGPROBS
-"""How many of the likeliest tokens a program reports."""
+__all__ = ["Sampled", "noise", "sample"]
 
 _COLDEST = 1e-6
 """Temperatures below would overflow the logits, and nobody could tell them from this one."""
@@ -37,7 +34,7 @@ class Sampled:
         tokens: [R] int32.
         logprobs: [R] float32, log probability of each in the raw logits (0 where nobody asked).
         ranks: [R] int32, 1 for the likeliest token.
-        top_ids, top_logprobs: [R, MAX_TOP_LOGPROBS] the likeliest tokens, best first.
+        top_ids, top_logprobs: [R, MAX_LOGPROBS] the likeliest tokens, best first.
     """
 
     tokens: jax.Array
@@ -114,7 +111,7 @@ def _unpack(mask: jax.Array, vocab_size: int) -> jax.Array:
 def _with_logprobs(logits: jax.Array, tokens: jax.Array, params: SamplingInput) -> Sampled:
     """Log probabilities in the raw logits [R, V], if some row wants them."""
     num_rows, vocab_size = logits.shape
-    top = min(MAX_TOP_LOGPROBS, vocab_size)
+    top = min(MAX_LOGPROBS, vocab_size)
 
     def measure(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         logprobs = jax.nn.log_softmax(logits, axis=-1)
