@@ -138,6 +138,7 @@ class _EngineCollector(Collector):
             ("vllm:num_requests_running", "Sequences in the running batch.", stats.num_running),
             ("vllm:num_requests_waiting", "Sequences that wait for admission.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_usage),
+            ("jaxserve:kv_cache_unused_ratio", "Share of the newest step's blocks without a token.", stats.kv_waste),
             ("jaxserve:step_padding_ratio", "Share of the newest step that was padding.", padding),
         )
         for name, help, value in gauges:

@@ -117,6 +117,7 @@ class EngineStats:
         preemptions_total, prompt_tokens_total, generation_tokens_total, steps_total: since start.
         runtime_compiles_total: programs compiled after warm-up; 0 unless something is wrong.
         last_step_tokens, last_step_padded: tokens computed by the newest step, and its bucket's size.
+        last_step_kv_tokens, last_step_kv_slots: tokens with KV of the sequences in it, and places in their blocks.
         step_sizes: number of steps since start, by the tokens that they computed.
     """
 
@@ -133,9 +134,16 @@ class EngineStats:
     runtime_compiles_total: int = 0
     last_step_tokens: int = 0
     last_step_padded: int = 0
+    last_step_kv_tokens: int = 0
+    last_step_kv_slots: int = 0
     step_sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:
         """Share of blocks in use by requests, 0..1."""
         return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of the newest step's blocks that holds no token yet, 0..1: fragmentation within blocks."""
+        return 1.0 - self.last_step_kv_tokens / self.last_step_kv_slots if self.last_step_kv_slots else 0.0

@@ -59,6 +59,7 @@ ROOMS = {
     # Both sides meet here.
     "jaxserve.engine": Room("engine", 20),
     "jaxserve.server": Room("front", 21),
+    "jaxserve.bench": Room("front", 21),
     "jaxserve.cli": Room("front", 22),
     "jaxserve": Room("front", 23),
     "jaxserve.__main__": Room("front", 24),
@@ -78,7 +79,7 @@ IMPORT_EXCEPTIONS = {
     ("jaxserve.cli", "jaxserve"): "the version",
     ("jaxserve.server", "jaxserve"): "the version",
     ("jaxserve.engine.startup", "jax"): "makes the device side: which device, which dtype, waiting for the weights",
-    ("jaxserve.engine.startup", "pallas_kernels"): "refuses an attention backend before anything is loaded",
+    ("jaxserve.engine.startup", "pallas_kernels"): "chooses backends before anything is loaded",
 }
 
 JAX = {"jax", "jaxlib", "flax", "orbax", "optax"}

@@ -20,6 +20,6 @@ def test_there_are_presets() -> None:
 def test_preset_loads_and_sets_what_it_says(preset: Path) -> None:
     values = yaml.safe_load(preset.read_text(encoding="utf-8"))
     config = EngineConfig.from_flat(values)
-    parts = vars(config.model) | vars(config.cache) | vars(config.scheduler) | vars(config.runner)
     assert values
-    assert {name: parts[name] for name in values} == values
+    assert {name: config.flat()[name] for name in values} == values
+    assert EngineConfig.from_flat(config.flat()) == config

@@ -6,8 +6,8 @@
     python tools/bench_offline.py --set max_num_seqs=32 --repeats 5
 
 Systems take turns within every repeat, since machines drift. Figures are medians over repeats; each repeat has other
-text and the same lengths (see ``workloads.py``). Static batching is measured on w2 alone, the only mixed batch. The
-table goes to standard output, everything else to a JSON file.
+text and the same lengths (see ``jaxserve.bench.workloads``). Static batching is measured on w2 alone, the only mixed
+batch. The table goes to standard output, everything else to a JSON file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from machine import FOREIGN_LIMIT, CpuMeter, circumstances, setting, write_report
+import yaml
 from rich.console import Console
 from rich.table import Table
-from workloads import Job, SharedPrefix, Text, locate, mixed_batch, one_stream, shared_prefix
+
+from jaxserve.bench.machine import FOREIGN_LIMIT, CpuMeter, write_report
+from jaxserve.bench.workloads import Job, SharedPrefix, Text, corpus, mixed_batch, one_stream, shared_prefix
+from jaxserve.engine.tokenizers import open_tokenizer
 
 __all__ = ["main"]
 
@@ -173,15 +176,15 @@ def make_systems(args: argparse.Namespace) -> dict[str, System]:
     return systems
 
 
-def run(args: argparse.Namespace, encode: Callable[[str], list[int]]) -> list[dict[str, Any]]:
+def run(args: argparse.Namespace, tokens: Sequence[int]) -> list[dict[str, Any]]:
     """One record per repeat, workload and system: figures, share of the machine that others used, step times."""
     systems = make_systems(args)
-    warm_up = Job(Text(encode, 0).window(32), 8)
+    warm_up = Job(Text(tokens, 0).window(32), 8)
     for system in systems.values():
         system.one(warm_up)
     records = []
     for repeat in range(args.repeats):
-        measures = workloads(args.workloads, Text(encode, args.seed + repeat), args.limit)
+        measures = workloads(args.workloads, Text(tokens, args.seed + repeat), args.limit)
         for name, measure in measures.items():
             for label, system in systems.items():
                 if label == "static" and name != "w2":
@@ -191,7 +194,7 @@ def run(args: argparse.Namespace, encode: Callable[[str], list[int]]) -> list[di
                 with CpuMeter() as meter:
                     figures = measure(system)
                 record = {"repeat": repeat, "workload": name, "system": label, "figures": figures}
-                record["foreign_cpu"] = round(meter.foreign, 4)
+                record["foreign_cpu"] = meter.foreign
                 if isinstance(system, Jaxserve):
                     record["steps"] = system.llm.step_stats()
                 records.append(record)
@@ -247,6 +250,14 @@ def show(title: str, rows: dict[str, Figures], versus: str | None = None) -> Non
     Console().print(table)
 
 
+def setting(text: str) -> tuple[str, Any]:
+    """A ``name=value`` of the command line, the value as in YAML."""
+    name, found, value = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
+    return name, yaml.safe_load(value)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -273,23 +284,20 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(**locate(args.model))
-    records = run(args, lambda text: list(tokenizer.encode(text, add_special_tokens=False)))
+    tokenizer = open_tokenizer(args.model)
+    records = run(args, corpus(lambda text: tokenizer.encode(text, add_special_tokens=False)))
     summary, steps = summarise(records), step_times(records)
     for workload, rows in summary.items():
         show(f"{workload}: medians of {args.repeats}", rows, versus="naive" if len(rows) > 1 else None)
     if steps:
         show("jaxserve: where a step's time goes", steps)
     for record in records:
-        if record["foreign_cpu"] > FOREIGN_LIMIT:
+        if (record["foreign_cpu"] or 0.0) > FOREIGN_LIMIT:
             where = f"repeat {record['repeat'] + 1} of {record['workload']}, {record['system']}"
             print(f"warning: others used {100 * record['foreign_cpu']:.0f} % of the machine in {where}")
     options = {key: value for key, value in vars(args).items() if key != "out"}
-    write_report(
-        args.out, {**circumstances(), "options": options, "summary": summary, "steps": steps, "records": records}
-    )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    write_report(args.out, {"options": options, "summary": summary, "steps": steps, "records": records})
 
 
 if __name__ == "__main__":

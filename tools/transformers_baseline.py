@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from workloads import Job, locate
 
-__all__ = ["Baseline", "Timing"]
+from jaxserve.bench.workloads import Job
+from jaxserve.weights import resolve
+
+__all__ = ["Baseline", "Timing", "locate"]
 
 PAD = 0
+
+
+def locate(model: str) -> dict[str, str]:
+    """Arguments of transformers' ``from_pretrained`` for a model named as for jaxserve."""
+    files = resolve(model)
+    if files.gguf is not None:
+        return {"pretrained_model_name_or_path": str(files.gguf.parent), "gguf_file": files.gguf.name}
+    return {"pretrained_model_name_or_path": str(files.folder)}
 
 
 class Timing:

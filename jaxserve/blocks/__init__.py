@@ -7,8 +7,18 @@
 from __future__ import annotations
 
 from jaxserve.blocks.hash import block_hash, root_hash
-from jaxserve.blocks.manager import BlockManager
+from jaxserve.blocks.manager import BlockManager, ContiguousBlockManager, make_blocks
 from jaxserve.blocks.pool import BlockPool
 from jaxserve.blocks.prefix import NoPrefixCache, Prefix, PrefixCache
 
-__all__ = ["BlockManager", "BlockPool", "NoPrefixCache", "Prefix", "PrefixCache", "block_hash", "root_hash"]
+__all__ = [
+    "BlockManager",
+    "BlockPool",
+    "ContiguousBlockManager",
+    "NoPrefixCache",
+    "Prefix",
+    "PrefixCache",
+    "block_hash",
+    "make_blocks",
+    "root_hash",
+]

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from jaxserve.blocks.pool import BlockPool
 from jaxserve.blocks.prefix import NoPrefixCache, Prefix, PrefixCache
+from jaxserve.config import CacheConfig
 from jaxserve.plan import BlockCopy
 from jaxserve.request import Request
 
-__all__ = ["BlockManager"]
+__all__ = ["BlockManager", "ContiguousBlockManager", "make_blocks"]
 
 
 class BlockManager:
@@ -132,3 +133,34 @@ class BlockManager:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
         return self._cache.reset()
+
+
+class ContiguousBlockManager(BlockManager):
+    """What a server with contiguous KV memory can hold, for comparison.
+
+    A table has the size of a whole region from its first token to its last, whatever the request makes of it. It never
+    grows, so nobody is preempted; a region belongs to one request, so nothing is shared.
+
+    Args:
+        num_blocks, block_size: as in ``BlockManager``.
+        region_tokens: length of a region, the longest context that is served.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, region_tokens: int) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching=False)
+        self._region = super().blocks_for(region_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks of a region."""
+        return self._region
+
+    def fork(self, request: Request, sibling: Request) -> Prefix:
+        """Nothing: the request computes its prompt in its own region."""
+        return Prefix()
+
+
+def make_blocks(config: CacheConfig, num_blocks: int, max_context: int) -> BlockManager:
+    """The manager that the configuration asks for, over ``num_blocks`` blocks; ``max_context`` is in tokens."""
+    if config.kv_reservation == "contiguous":
+        return ContiguousBlockManager(num_blocks, config.block_size, region_tokens=max_context)
+    return BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)

@@ -12,7 +12,15 @@ from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["ENGINE_PARTS", "add_engine_flags", "add_sampling_flags", "add_server_flags", "configs", "sampling"]
+__all__ = [
+    "ENGINE_PARTS",
+    "add_engine_flags",
+    "add_sampling_flags",
+    "add_server_flags",
+    "configs",
+    "given",
+    "sampling",
+]
 
 ENGINE_PARTS: Sequence[Any] = [part.default_factory for part in fields(EngineConfig)]
 """The dataclasses that make up an engine's configuration."""
@@ -61,22 +69,22 @@ def configs(args: argparse.Namespace, *, server: bool) -> tuple[EngineConfig, Se
     server_flags = flags_of(ServerConfig) if server else []
     engine_flags = [flag for part in ENGINE_PARTS for flag in flags_of(part)]
     values = read_yaml(args.config, [*engine_flags, *server_flags]) if args.config else {}
-    values |= _given(args, [*engine_flags, *server_flags])
+    values |= given(args, [*engine_flags, *server_flags])
     of_server = {flag.name: values.pop(flag.name) for flag in server_flags if flag.name in values}
     return EngineConfig.from_flat(values), ServerConfig(**of_server)
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters of the command line, by name. ConfigError: one is out of its range."""
-    given = _given(args, [*_sampling_flags(), *(flag for flag in flags_of(SamplingParams) if flag.name == "seed")])
+    asked = given(args, [*_sampling_flags(), *(flag for flag in flags_of(SamplingParams) if flag.name == "seed")])
     try:
-        SamplingParams(**given)
+        SamplingParams(**asked)
     except RequestError as error:
         raise ConfigError(str(error)) from None
-    return given
+    return asked
 
 
-def _given(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
+def given(args: argparse.Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
     """Values of those flags that the command line names."""
     found = {flag: getattr(args, flag.name) for flag in flags if hasattr(args, flag.name)}
     return {flag.name: tuple(value) if flag.many else value for flag, value in found.items()}

@@ -28,18 +28,39 @@ __all__ = ["Engine", "StepClock"]
 
 @dataclass(slots=True)
 class StepClock:
-    """Where the time of steps went since the last reset; seconds and counts."""
+    """Where time and KV memory went since the last reset; seconds, and counts summed over steps.
+
+    Attributes:
+        steps, seconds, device_wait_seconds: steps, the time in them, and what of it the host waited for the device.
+        tokens, padded_tokens: tokens computed, and the sizes of the buckets that held them.
+        rows, most_rows: sequences that took part, in all and in the largest step.
+        kv_tokens, kv_slots: tokens of those sequences that have KV after the step, and places in their blocks.
+    """
 
     steps: int = 0
     seconds: float = 0.0
     device_wait_seconds: float = 0.0
     tokens: int = 0
     padded_tokens: int = 0
+    rows: int = 0
+    most_rows: int = 0
+    kv_tokens: int = 0
+    kv_slots: int = 0
 
     @property
     def host_seconds(self) -> float:
         """Time in which the host worked; the device may have been busy meanwhile."""
         return self.seconds - self.device_wait_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _StepSize:
+    """Of the newest step, as in ``StepClock``."""
+
+    tokens: int = 0
+    padded_tokens: int = 0
+    kv_tokens: int = 0
+    kv_slots: int = 0
 
 
 class Engine:
@@ -59,7 +80,7 @@ class Engine:
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._in_flight: deque[StepHandle] = deque()
         self._step_sizes: Counter[int] = Counter()
-        self._last = (0, 0)
+        self._last = _StepSize()
 
     # ------------------------------------------------------------------ from any thread
     def add(self, requests: Iterable[Request]) -> None:
@@ -78,7 +99,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts at this moment; may be read from any thread."""
         scheduler, blocks = self.scheduler, self.scheduler.blocks
-        tokens, padded = self._last
+        last = self._last  # once: the engine's thread replaces it
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -92,8 +113,10 @@ class Engine:
             steps_total=self.scheduler.steps_total,
             step_sizes=dict(self._step_sizes),
             runtime_compiles_total=self.runner.compiles.count,
-            last_step_tokens=tokens,
-            last_step_padded=padded,
+            last_step_tokens=last.tokens,
+            last_step_padded=last.padded_tokens,
+            last_step_kv_tokens=last.kv_tokens,
+            last_step_kv_slots=last.kv_slots,
         )
 
     # ------------------------------------------------------------------ on the engine's thread
@@ -157,8 +180,15 @@ class Engine:
         return step_mask(constraints, self.runner.config.vocab_size)
 
     def _note(self, plan: StepPlan, padded_tokens: int) -> None:
+        clock, num_rows = self.clock, len(plan.rows)
+        kv_tokens = sum(row.start + row.num_tokens for row in plan.rows)
+        kv_slots = sum(len(row.block_ids) for row in plan.rows) * self.scheduler.blocks.block_size
         self._step_sizes[plan.num_tokens] += 1
-        self._last = (plan.num_tokens, padded_tokens)
-        self.clock.steps += 1
-        self.clock.tokens += plan.num_tokens
-        self.clock.padded_tokens += padded_tokens
+        self._last = _StepSize(plan.num_tokens, padded_tokens, kv_tokens, kv_slots)
+        clock.steps += 1
+        clock.tokens += plan.num_tokens
+        clock.padded_tokens += padded_tokens
+        clock.rows += num_rows
+        clock.most_rows = max(clock.most_rows, num_rows)
+        clock.kv_tokens += kv_tokens
+        clock.kv_slots += kv_slots

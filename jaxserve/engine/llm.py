@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 from tqdm.auto import tqdm
@@ -119,16 +120,9 @@ class LLM:
         return self.engine.stats()
 
     def step_stats(self) -> dict[str, float]:
-        """Where the time of steps went since ``reset_step_stats``."""
+        """Where time and KV memory went since ``reset_step_stats``: all of a ``StepClock``, and ``host_seconds``."""
         clock = self.engine.clock
-        return {
-            "steps": clock.steps,
-            "seconds": clock.seconds,
-            "host_seconds": clock.host_seconds,
-            "device_wait_seconds": clock.device_wait_seconds,
-            "tokens": clock.tokens,
-            "padded_tokens": clock.padded_tokens,
-        }
+        return {**asdict(clock), "host_seconds": clock.host_seconds}
 
     def reset_step_stats(self) -> None:
         """Start ``step_stats`` anew."""

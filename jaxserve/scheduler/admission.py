@@ -15,7 +15,7 @@ from typing import Protocol
 
 from jaxserve.request import Request
 
-__all__ = ["AdmissionRule", "Patience"]
+__all__ = ["AdmissionRule", "Patience", "StaticBatching"]
 
 
 class AdmissionRule(Protocol):
@@ -71,3 +71,35 @@ class Patience:
     def exhausted(self) -> bool:
         """Whether nothing may overtake the head any more."""
         return self._overtakes >= self._max_overtakes or self._clock() - self._since >= self._max_seconds
+
+
+class StaticBatching:
+    """A batch is made of what waits when nothing runs, and nobody joins it later: the opposite of continuous batching.
+
+    A large batch may take several steps to start, so it stays open for those who had arrived by then, until its first
+    member ends. A member that was preempted may come back at any time.
+
+    Args:
+        clock: the time in seconds, as in ``Request.arrived_at``.
+    """
+
+    holds_place = True
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._opened_at = 0.0
+        self._is_open = False
+
+    def admits(self, request: Request, running: Collection[Request]) -> bool:
+        """Whether ``request`` opens a batch or belongs to the one that ``running`` are of."""
+        if not running:
+            self._opened_at, self._is_open = self._clock(), True
+        return request.preemptions > 0 or (self._is_open and request.arrived_at <= self._opened_at)
+
+    def note_admitted(self, request: Request) -> None:
+        """A member has started."""
+
+    def note_released(self, request: Request) -> None:
+        """A member has ended, or was preempted."""
+        if request.finish is not None:
+            self._is_open = False

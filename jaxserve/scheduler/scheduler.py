@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxserve.blocks import BlockManager, Prefix
 from jaxserve.config import SchedulerConfig
@@ -26,7 +26,8 @@ from jaxserve.errors import RequestError
 from jaxserve.outputs import TokenEvent
 from jaxserve.plan import StepPlan, StepResult, TokenLogprobs
 from jaxserve.request import FinishReason, Request
-from jaxserve.scheduler.admission import AdmissionRule, Patience
+from jaxserve.scheduler.admission import AdmissionRule, Patience, StaticBatching
+from jaxserve.scheduler.ends import append_tokens, check_servable, event_of
 from jaxserve.scheduler.preemption import choose_victim, ends_in_flight
 from jaxserve.scheduler.queue import RequestQueue, fcfs, priority
 from jaxserve.scheduler.step import StepBuilder
@@ -34,6 +35,7 @@ from jaxserve.scheduler.step import StepBuilder
 __all__ = ["Scheduler"]
 
 _RANKS = {"fcfs": fcfs, "priority": priority}
+_BATCHING: Mapping[str, Sequence[Callable[[], AdmissionRule]]] = {"continuous": (), "static": (StaticBatching,)}
 
 _MAX_BLOCKED = 16
 """Most waiting requests of one step that are found not to fit before the search for a smaller one stops."""
@@ -46,7 +48,7 @@ class Scheduler:
     """Plans steps.
 
     Args:
-        config: policy, chunking.
+        config: policy, batching, chunking.
         blocks: KV memory.
         max_num_batched_tokens: most tokens computed in one step.
         max_num_seqs: most requests that run at once; rows 0 .. max_num_seqs - 1 are theirs.
@@ -68,7 +70,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill
         self._long_threshold = config.long_prefill_token_threshold
-        self._admission = tuple(admission)
+        self._admission = (*(rule() for rule in _BATCHING[config.batching]), *admission)
         self._patience = patience or Patience()
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(_RANKS[config.scheduling_policy])
@@ -101,28 +103,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it could never be served."""
-        num_prompt = len(request.prompt)
         if request.id in self._requests:
             raise RequestError(f"request_id {request.id!r} is in use by a running request.", "request_id")
-        if not 0 < num_prompt < request.max_total:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens; it must have at least 1 and leave room for one more in the "
-                f"{request.max_total} tokens of prompt and output together.",
-                "prompt",
-            )
-        if not self._chunked and num_prompt > self._budget:
-            raise RequestError(
-                f"prompt has {num_prompt} tokens, but without chunked prefill a step takes at most "
-                f"max_num_batched_tokens ({self._budget}).",
-                "prompt",
-            )
-        needed = self.blocks.blocks_for(request.max_total - 1)
-        if needed > self.blocks.num_blocks - 1:
-            raise RequestError(
-                f"prompt and output of up to {request.max_total} tokens need {needed} KV blocks; there are "
-                f"{self.blocks.num_blocks - 1}.",
-                "max_tokens",
-            )
+        check_servable(request, self.blocks, None if self._chunked else self._budget)
         self._requests[request.id] = request
         self._waiting.add(request)
 
@@ -135,7 +118,7 @@ class Scheduler:
         if request is None:
             return None
         self._finish(request, reason)
-        return _event(request)
+        return event_of(request)
 
     def abandon(self) -> None:
         """Drop all requests, and the plans that are not settled."""
@@ -293,23 +276,12 @@ class Scheduler:
         self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
     ) -> TokenEvent:
         """Append sampled tokens up to the first that ends the request."""
-        num_kept = 0
-        reason = None
-        for token in tokens:
-            request.output.append(token)
-            num_kept += 1
-            if token in request.stop_ids:
-                reason = FinishReason.STOP
-                request.stop_reason = token if token in request.params.stop_token_ids else None
-            elif request.known >= request.max_total:
-                reason = FinishReason.LENGTH
-            if reason is not None:
-                break
+        num_kept, reason = append_tokens(request, tokens)
         self.generation_tokens_total += num_kept
         self.blocks.publish(request)
         if reason is not None:
             self._finish(request, reason)
-        return _event(request, tokens[:num_kept], None if logprobs is None else logprobs[:num_kept])
+        return event_of(request, tokens[:num_kept], None if logprobs is None else logprobs[:num_kept])
 
     def _preempt(self, request: Request) -> None:
         """Take row and blocks from a running request; it computes its tokens anew when it comes back."""
@@ -333,18 +305,3 @@ class Scheduler:
         request.row = -1
         for rule in self._admission:
             rule.note_released(request)
-
-
-def _event(
-    request: Request, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprobs, ...] | None = None
-) -> TokenEvent:
-    return TokenEvent(
-        request_id=request.id,
-        token_ids=tokens,
-        logprobs=logprobs,
-        finish=request.finish,
-        stop_reason=request.stop_reason,
-        num_cached=request.cached,
-        scheduled_at=request.scheduled_at,
-        num_preemptions=request.preemptions,
-    )

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.blocks import BlockManager
-from jaxserve.config import SchedulerConfig
+from jaxserve.blocks import make_blocks
+from jaxserve.config import CacheConfig, SchedulerConfig
 from jaxserve.engine import Engine
 from jaxserve.layers import KVCache
 from jaxserve.models.config import ModelConfig
@@ -35,7 +35,7 @@ from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Scheduler
 
-__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run"]
+__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner"]
 
 TIE = 1e-4
 CONTEXT = 96
@@ -118,7 +118,8 @@ class _SharedRunner(Runner):
 
 
 @cache
-def _runner(num_blocks: int, block_size: int, max_tokens: int, max_rows: int) -> Runner:
+def shared_runner(num_blocks: int, block_size: int, max_tokens: int, max_rows: int) -> Runner:
+    """A runner, with its compiled programs, for all engines that step within this shape."""
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), "reference")
     return _SharedRunner(params(), MODEL, shape)
 
@@ -130,12 +131,14 @@ def build(
     max_tokens: int = 32,
     max_rows: int = 8,
     prefix: bool = True,
+    kv_reservation: str = "paged",
     overlap: bool = True,
     **scheduler: Any,
 ) -> Engine:
     """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape."""
-    runner = _runner(num_blocks, block_size, max_tokens, max_rows)
-    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=prefix)
+    runner = shared_runner(num_blocks, block_size, max_tokens, max_rows)
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
+    blocks = make_blocks(cache, num_blocks, CONTEXT)
     queue = Scheduler(SchedulerConfig(**scheduler), blocks, max_num_batched_tokens=max_tokens, max_num_seqs=max_rows)
     return Engine(queue, runner, depth=1 if overlap else 0)
 

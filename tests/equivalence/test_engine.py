@@ -75,6 +75,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted, not overlapped": {"num_blocks": 40, "overlap": False},
     "larger blocks": {"block_size": 16, "num_blocks": 60},
     "by priority": {"scheduling_policy": "priority", "num_blocks": 40},
+    "static batches": {"batching": "static"},
+    "contiguous regions": {"kv_reservation": "contiguous", "num_blocks": 80},
+    "static batches of contiguous regions": {"batching": "static", "kv_reservation": "contiguous", "overlap": False},
 }
 
 
@@ -198,3 +201,14 @@ def test_an_aborted_request_frees_its_blocks_and_disturbs_nobody(solo: dict[str,
             break
     Comparison().same(ASKS[keep], 0, tokens, solo[f"{keep}.0"])
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_the_clock_counts_tokens_and_places_of_kv() -> None:
+    ask = Ask(tuple(range(1, 7)), SamplingParams(temperature=0, max_tokens=4))
+    for way, slots in (("paged", 8 + 8 + 8 + 12), ("contiguous", 4 * CONTEXT)):
+        engine = build(kv_reservation=way, num_blocks=80)
+        run(engine, {"a": ask})
+        clock, stats = engine.clock, engine.stats()
+        assert (clock.rows, clock.most_rows) == (4, 1)
+        assert (clock.kv_tokens, clock.kv_slots) == (6 + 7 + 8 + 9, slots)
+        assert stats.kv_waste == pytest.approx(1 - 9 / (12 if way == "paged" else CONTEXT))

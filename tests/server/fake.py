@@ -137,6 +137,8 @@ class FakeEngine:
             preemptions_total=3,
             last_step_tokens=6,
             last_step_padded=8,
+            last_step_kv_tokens=24,
+            last_step_kv_slots=48,
             step_sizes={1: 4, 6: 2, 20000: 1},
         )
 

@@ -69,6 +69,7 @@ async def test_engine_counts_are_scraped(client: httpx.AsyncClient, engine: Fake
     assert await sample(client, "vllm:num_preemptions_total") == 3
     assert await sample(client, "jaxserve:runtime_compiles_total") == 0
     assert await sample(client, "jaxserve:step_padding_ratio") == 0.25
+    assert await sample(client, "jaxserve:kv_cache_unused_ratio") == 0.5
     for name in ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens"):
         assert await sample(client, f"vllm:{name}_total") == 0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from workloads import Job, Text, mixed_batch, one_stream, shared_prefix
+from jaxserve.bench.workloads import Job, Text, corpus, mixed_batch, one_stream, shared_prefix, stream_of_chats
+
+WORDS = corpus(lambda words: list(words.encode()))
 
 
 def text(seed: int) -> Text:
-    return Text(lambda corpus: list(corpus.encode()), seed)
+    return Text(WORDS, seed)
 
 
 def sizes(jobs: tuple[Job, ...]) -> list[tuple[int, int]]:
@@ -42,3 +44,14 @@ def test_prompts_share_their_prefix_unless_they_are_cold() -> None:
     assert len({prefixes[0], *(job.prompt[:1024] for job in work.cold)}) == 1 + len(work.cold)
     assert {len(job.prompt) for job in work.burst + work.warm + work.cold} == {1056}
     assert len(work.burst) == 32
+
+
+def test_chats_arrive_at_random_and_long_prompts_regularly() -> None:
+    arrivals = stream_of_chats(text(1), seconds=600, rate=0.4, long_every=5)
+    assert [a.at for a in arrivals] == sorted(a.at for a in arrivals)
+    long = [a for a in arrivals if a.is_long]
+    chats = [a for a in arrivals if not a.is_long]
+    assert [a.at for a in long] == [5 * i + 2.5 for i in range(120)]
+    assert {len(a.job.prompt) for a in long} == {2000}
+    assert 190 < len(chats) < 290
+    assert [a.at for a in chats] == [a.at for a in stream_of_chats(text(2), seconds=600) if not a.is_long]

@@ -1,0 +1,23 @@
+"""What paged KV, continuous batching, prefix caching and chunked prefill are said to gain: each switched off and on."""
+
+from __future__ import annotations
+
+from jaxserve.bench.claims.claim import Check, Claim, Figure, Outcome, Sizes
+from jaxserve.bench.claims.picture import show
+from jaxserve.bench.claims.registry import CLAIMS, FULL, QUICK
+from jaxserve.bench.claims.run import check_claims, choose, report
+
+__all__ = [
+    "CLAIMS",
+    "FULL",
+    "QUICK",
+    "Check",
+    "Claim",
+    "Figure",
+    "Outcome",
+    "Sizes",
+    "check_claims",
+    "choose",
+    "report",
+    "show",
+]

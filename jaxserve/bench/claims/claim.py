@@ -1,0 +1,159 @@
+"""What a claim is: two engines that differ in one setting, figures that both give, and what must hold between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.bench.workloads import Text, corpus
+from jaxserve.config import EngineConfig
+from jaxserve.engine import LLM, AsyncLLM
+from jaxserve.sampling_params import SamplingParams
+
+__all__ = ["Check", "Claim", "Figure", "Figures", "Measure", "Outcome", "Sizes", "Ways", "exactly", "offline", "online"]
+
+Figures = Mapping[str, float]
+Ways = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""Settings of the engine: off, on."""
+
+Measure = Callable[[int], Figures]
+"""From a seed, which picks the text, to what was measured."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work the claims are checked with; lengths in tokens.
+
+    Attributes:
+        context: longest context, and so the size of a contiguous region.
+        regions: how many such regions the KV memory holds, unless the configuration sizes it.
+        mixed: (prompt, output) of each request of the mixed batch.
+        seats: sequences that run at once where batching is compared.
+        prefix, own, later: a shared prefix, what each request adds to it, and how many come after the first.
+        streams, stream: running streams beside long prompts, and (prompt, output) of each.
+        long, num_long: (prompt, output) of a long request, and how many come, one after the other.
+        chunk: most tokens of a step with chunked prefill, unless the configuration says.
+    """
+
+    context: int
+    regions: int
+    mixed: tuple[tuple[int, int], ...]
+    seats: int
+    prefix: int
+    own: int
+    later: int
+    streams: int
+    stream: tuple[int, int]
+    long: tuple[int, int]
+    num_long: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a figure is shown."""
+
+    key: str
+    unit: str
+    more_is_better: bool
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold, in words with its numbers, and whether it does."""
+
+    text: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One entry of the registry.
+
+    Attributes:
+        name: what it is called on the command line.
+        title: what is compared.
+        off, on: names of the two ways, the baseline first.
+        settings: the engine's settings of either way, given sizes and a configuration with its longest context.
+        session: starts an engine, and gives the function that measures it once.
+        figures: what it gives; the first is drawn.
+        checks: what must hold between the figures of ``off`` and those of ``on``.
+    """
+
+    name: str
+    title: str
+    off: str
+    on: str
+    settings: Callable[[Sizes, EngineConfig], Ways]
+    session: Callable[[EngineConfig, Sizes], AbstractContextManager[Measure]]
+    figures: tuple[Figure, ...]
+    checks: Callable[[Figures, Figures], Sequence[Check]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a claim: medians and all repeats by way, and the largest share of the machine that others used."""
+
+    claim: Claim
+    medians: Mapping[str, Figures]
+    repeats: Mapping[str, Sequence[Figures]]
+    foreign: float | None
+
+    @property
+    def checks(self) -> Sequence[Check]:
+        return self.claim.checks(self.medians[self.claim.off], self.medians[self.claim.on])
+
+
+def exactly(max_tokens: int) -> SamplingParams:
+    """Greedy, and neither fewer nor more tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def offline(
+    measure: Callable[[LLM, Sizes, Text], Figures],
+) -> Callable[[EngineConfig, Sizes], AbstractContextManager[Measure]]:
+    """A session that measures with the offline API."""
+
+    @contextmanager
+    def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
+        with LLM(**config.flat()) as llm:
+            tokens = _corpus(llm)
+            llm.generate([tokens[:8]], exactly(4), use_tqdm=False)
+            yield lambda seed: measure(llm, sizes, Text(tokens, seed))
+
+    return session
+
+
+def online(
+    measure: Callable[[AsyncLLM, Sizes, Text], Awaitable[Figures]],
+) -> Callable[[EngineConfig, Sizes], AbstractContextManager[Measure]]:
+    """A session that measures streams, on an event loop of its own."""
+
+    @contextmanager
+    def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
+        llm = AsyncLLM.from_config(config)
+        with asyncio.Runner() as runner:
+
+            async def warm_up() -> None:
+                async for _ in llm.generate(tokens[:8], exactly(4), "warm-up"):
+                    pass
+
+            async def once(seed: int) -> Figures:
+                return await measure(llm, sizes, Text(tokens, seed))
+
+            try:
+                tokens = _corpus(llm)
+                runner.run(warm_up())
+                yield lambda seed: runner.run(once(seed))
+            finally:
+                runner.run(llm.shutdown())
+
+    return session
+
+
+def _corpus(llm: LLM | AsyncLLM) -> tuple[int, ...]:
+    return corpus(lambda text: llm.tokenizer.encode(text, add_special_tokens=False))

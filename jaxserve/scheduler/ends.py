@@ -1,0 +1,66 @@
+"""The two ends of a request: what can be served at all, and which token is its last."""
+
+from __future__ import annotations
+
+from jaxserve.blocks import BlockManager
+from jaxserve.errors import RequestError
+from jaxserve.outputs import TokenEvent
+from jaxserve.plan import TokenLogprobs
+from jaxserve.request import FinishReason, Request
+
+__all__ = ["append_tokens", "check_servable", "event_of"]
+
+
+def check_servable(request: Request, blocks: BlockManager, max_prompt: int | None) -> None:
+    """RequestError if the request could never be served.
+
+    ``max_prompt`` is the largest prompt in tokens that a step takes, None where prompts may be cut into chunks.
+    """
+    num_prompt = len(request.prompt)
+    if not 0 < num_prompt < request.max_total:
+        raise RequestError(
+            f"prompt has {num_prompt} tokens; it must have at least 1 and leave room for one more in the "
+            f"{request.max_total} tokens of prompt and output together.",
+            "prompt",
+        )
+    if max_prompt is not None and num_prompt > max_prompt:
+        raise RequestError(
+            f"prompt has {num_prompt} tokens, but without chunked prefill a step takes at most "
+            f"max_num_batched_tokens ({max_prompt}).",
+            "prompt",
+        )
+    needed = blocks.blocks_for(request.max_total - 1)
+    if needed > blocks.num_blocks - 1:
+        raise RequestError(
+            f"prompt and output of up to {request.max_total} tokens need {needed} KV blocks; there are "
+            f"{blocks.num_blocks - 1}.",
+            "max_tokens",
+        )
+
+
+def append_tokens(request: Request, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+    """Append sampled tokens up to the first that ends the request; how many were kept, and why it ended if it did."""
+    for num_kept, token in enumerate(tokens, start=1):
+        request.output.append(token)
+        if token in request.stop_ids:
+            request.stop_reason = token if token in request.params.stop_token_ids else None
+            return num_kept, FinishReason.STOP
+        if request.known >= request.max_total:
+            return num_kept, FinishReason.LENGTH
+    return len(tokens), None
+
+
+def event_of(
+    request: Request, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprobs, ...] | None = None
+) -> TokenEvent:
+    """What the engine is told of a request: its new tokens, and whether it has ended."""
+    return TokenEvent(
+        request_id=request.id,
+        token_ids=tokens,
+        logprobs=logprobs,
+        finish=request.finish,
+        stop_reason=request.stop_reason,
+        num_cached=request.cached,
+        scheduled_at=request.scheduled_at,
+        num_preemptions=request.preemptions,
+    )
