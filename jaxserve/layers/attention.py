@@ -27,7 +27,7 @@ def attention(
     Everything of the step is written before anything is read, so that a row may use blocks which another row of the
     same step fills. Returns [T, H, D] and the updated cache.
     """
-    cache = cache.write(k, v, slots)
+    cache = cache.write(k, v, slots, backend=backend)
     out = paged_attention(
         q, cache.k, cache.v, plan, scale=q.shape[-1] ** -0.5, window=window, soft_cap=soft_cap, backend=backend
     )

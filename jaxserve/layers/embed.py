@@ -5,14 +5,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxserve.quantization import Leaf, PackedLeaf
+
 __all__ = ["embed", "unembed"]
 
 
-def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Rows tokens [T] of table [V, E] -> [T, E]."""
-    return table[tokens]
+def embed(table: Leaf, tokens: jax.Array) -> jax.Array:
+    """Vectors of tokens [T] in a table of V vectors -> [T, E], in the table's ``dtype``."""
+    return table.take(tokens) if isinstance(table, PackedLeaf) else table[tokens]
 
 
-def unembed(x: jax.Array, table: jax.Array) -> jax.Array:
-    """Logits of x [T, E] with an output table [V, E] -> [T, V] float32."""
+def unembed(x: jax.Array, table: Leaf) -> jax.Array:
+    """Logits of x [T, E] with a table of V vectors -> [T, V] float32."""
+    if isinstance(table, PackedLeaf):
+        return table.matmul(x)
     return jax.lax.dot_general(x, table, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

@@ -22,9 +22,9 @@ class KVLayer:
     k: jax.Array
     v: jax.Array
 
-    def write(self, k: jax.Array, v: jax.Array, slots: jax.Array) -> KVLayer:
+    def write(self, k: jax.Array, v: jax.Array, slots: jax.Array, *, backend: str) -> KVLayer:
         """Write k, v [T, K, D] at slots [T] (block * S + offset; out of range is dropped)."""
-        return KVLayer(k=kv_write(self.k, k, slots), v=kv_write(self.v, v, slots))
+        return KVLayer(*kv_write((self.k, self.v), k, v, slots, backend=backend))
 
 
 @struct.dataclass

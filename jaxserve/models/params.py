@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.spec import ParamSpec, Source, Transform
+from jaxserve.models.spec import ParamSpec, Source, Transform, Use
 
 __all__ = ["ParamTree", "param_tree"]
 
@@ -37,14 +37,14 @@ def param_tree(cfg: ModelConfig, names: Mapping[str, str], interleaved: bool = F
         interleaved: the checkpoint holds q and k in the row order of interleaved RoPE.
     """
     tree: ParamTree = {
-        "embed": _table(names["embed"], cfg),
+        "embed": _table(names["embed"], cfg, Use.LOGITS if cfg.tie_embeddings else Use.LOOKUP),
         "layers": [
             _layer(cfg, {k: n.format(i=i) for k, n in names.items()}, interleaved) for i in range(cfg.num_layers)
         ],
         "final_norm": _norm(names["final_norm"], cfg.hidden_size, "embed"),
     }
     if not cfg.tie_embeddings:
-        tree["lm_head"] = _table(names["lm_head"], cfg)
+        tree["lm_head"] = _table(names["lm_head"], cfg, Use.LOGITS)
     return tree
 
 
@@ -79,9 +79,9 @@ def _layer(cfg: ModelConfig, names: Mapping[str, str], interleaved: bool) -> Par
     return layer
 
 
-def _table(name: str, cfg: ModelConfig) -> ParamSpec:
+def _table(name: str, cfg: ModelConfig, use: Use) -> ParamSpec:
     shape = (cfg.vocab_size, cfg.hidden_size)
-    return ParamSpec(shape, ("vocab", "embed"), (Source(f"{name}.weight", shape),))
+    return ParamSpec(shape, ("vocab", "embed"), (Source(f"{name}.weight", shape),), use)
 
 
 def _norm(name: str, size: int, axis: str | None) -> ParamSpec:
@@ -98,7 +98,7 @@ def _linear(parts: Sequence[_Part], size_in: int, axes: tuple[str, str]) -> Para
         )
         for part in parts
     )
-    return ParamSpec((size_in, sum(part.size for part in parts)), axes, sources)
+    return ParamSpec((size_in, sum(part.size for part in parts)), axes, sources, Use.MATRIX)
 
 
 def _bias(parts: Sequence[_Part], axis: str) -> ParamSpec:

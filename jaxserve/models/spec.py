@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["ParamSpec", "Source", "Transform"]
+__all__ = ["ParamSpec", "Source", "Transform", "Use"]
+
+
+class Use(enum.Enum):
+    """What a parameter is used for."""
+
+    VECTOR = "vector"  # a norm or a bias
+    MATRIX = "matrix"  # [I, O], multiplied
+    LOOKUP = "lookup"  # a table [V, E] whose rows are looked up, and nothing else
+    LOGITS = "logits"  # a table [V, E] that logits are made with; looked up too if it is tied
 
 
 class Transform(enum.Enum):
@@ -47,13 +56,26 @@ class ParamSpec:
         shape: its shape.
         axes: logical name per axis ("vocab", "embed", "heads", "ffw", None), for sharding.
         sources: checkpoint tensors that are concatenated along the last axis (after their transforms) to make it.
+        use: what it is used for. It changes none of its values, and is left out of the text that cached values are
+            known by.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     sources: tuple[Source, ...]
+    use: Use = field(default=Use.VECTOR, repr=False)
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether it is the right factor of a matrix product."""
+        return self.use in (Use.MATRIX, Use.LOGITS)
+
+    @property
+    def size_in(self) -> int:
+        """I of a factor [I, O]: what is summed over."""
+        return self.shape[1] if self.use is Use.LOGITS else self.shape[0]

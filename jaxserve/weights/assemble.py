@@ -1,12 +1,14 @@
 """From checkpoint tensors to parameters on the device, one parameter at a time.
 
 Everything is checked against the specs before the first byte is read, so that a wrong checkpoint fails at once. Then
-each parameter is put together in one host array of its final shape and dtype, placed, and let go.
+each parameter is put together in one host array of its final shape and dtype, made a leaf, and let go. Quantised blocks
+of a GGUF file that are kept never become floats on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,11 +19,14 @@ from jaxserve.errors import CorruptFileError, LoadError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.params import ParamTree
 from jaxserve.models.spec import ParamSpec, Source, Transform
-from jaxserve.weights.reader import TensorReader
+from jaxserve.quantization import KEPT_KINDS, Blocks, Leaf, LeafMaker, WeightForm, as_factor, from_gguf, merge
+from jaxserve.weights.reader import RawBlocks, TensorReader
 
-__all__ = ["Params", "Place", "check", "load_params", "place_default"]
+__all__ = ["PLAIN", "HostParams", "Params", "Place", "check", "load_host", "load_params", "place_all", "place_default"]
 
-Params = dict[str, Any]  # nested dicts and lists with jax.Array leaves
+PLAIN = WeightForm()
+Params = dict[str, Any]  # nested dicts and lists with leaves (see quantization.leaf)
+HostParams = dict[str, Any]  # the same with numpy arrays
 Array = np.ndarray[Any, np.dtype[Any]]
 Place = Callable[[Array, ParamSpec], jax.Array]
 
@@ -37,30 +42,49 @@ def place_default(array: Array, spec: ParamSpec) -> jax.Array:
     return jax.device_put(array)
 
 
-def load_params(specs: ParamTree, reader: TensorReader, dtype: str, place: Place = place_default) -> Params:
+def load_params(
+    specs: ParamTree, reader: TensorReader, dtype: str, place: Place = place_default, form: WeightForm = PLAIN
+) -> Params:
     """Read, transform, merge, cast and place every parameter.
 
     Args:
         specs: tree of ParamSpec (see models.params).
         reader: the checkpoint.
-        dtype: dtype of the parameters.
+        dtype: dtype of the parameters, of those that are floats.
         place: puts a host array on the device(s); the array is not touched again afterwards.
+        form: which leaves the parameters become.
 
     Raises:
         CorruptFileError: a tensor is not there.
         ShapeMismatchError: a tensor has another shape than the model's configuration asks for.
-        LoadError: a value does not fit ``dtype``.
+        LoadError: a value does not fit ``dtype``, or cannot be quantised.
     """
-    check(specs, reader)
-    num_params = sum(1 for _ in _leaves(specs))
-    with tqdm(total=num_params, desc="Loading weights", unit="param", disable=None, leave=False) as bar:
+    make = LeafMaker(form, dtype, place)
 
-        def build(spec: ParamSpec) -> jax.Array:
-            array = place(_assemble(spec, reader, np.dtype(dtype)), spec)
-            bar.update()
-            return array
+    def build(spec: ParamSpec) -> Leaf:
+        blocks = _kept_blocks(spec, reader, make) if make.keeps_blocks(spec) else None
+        if blocks is not None:
+            return make.of_blocks(blocks)
+        return make.of_floats(_assemble(spec, reader, make.host_dtype(spec)), spec)
 
-        params: Params = jax.tree.map(build, specs)
+    params = _build_all(specs, reader, build)
+    make.log_expanded()
+    return params
+
+
+def load_host(specs: ParamTree, reader: TensorReader, dtype: str) -> HostParams:
+    """The parameters as plain arrays on the host, ready to be placed; raises what ``load_params`` does."""
+    return _build_all(specs, reader, lambda spec: _assemble(spec, reader, np.dtype(dtype)))
+
+
+def place_all(arrays: HostParams, specs: ParamTree, dtype: str, place: Place, form: WeightForm) -> Params:
+    """Make leaves of host arrays, which are taken out of ``arrays`` and let go one by one; see ``load_params``."""
+    make = LeafMaker(form, dtype, place)
+    treedef = jax.tree.structure(arrays)
+    waiting = jax.tree.leaves(arrays)[::-1]
+    arrays.clear()
+    placed = [make.of_floats(waiting.pop(), spec) for spec in jax.tree.leaves(specs)]
+    params: Params = jax.tree.unflatten(treedef, placed)
     return params
 
 
@@ -79,6 +103,36 @@ def check(specs: ParamTree, reader: TensorReader) -> None:
     unused = sorted(name for name in reader.shapes if name not in used and not name.endswith(_IGNORED))
     if unused:
         log.warning("%d tensors of the checkpoint are not used: %s.", len(unused), _named(unused))
+
+
+def _build_all(specs: ParamTree, reader: TensorReader, build: Callable[[ParamSpec], Any]) -> dict[str, Any]:
+    check(specs, reader)
+    num_params = sum(1 for _ in _leaves(specs))
+    with tqdm(total=num_params, desc="Loading weights", unit="param", disable=None, leave=False) as bar:
+
+        def build_one(spec: ParamSpec) -> Any:
+            built = build(spec)
+            bar.update()
+            return built
+
+        built: dict[str, Any] = jax.tree.map(build_one, specs)
+    return built
+
+
+def _kept_blocks(spec: ParamSpec, reader: TensorReader, make: LeafMaker) -> Blocks | None:
+    """The parameter [I, O] in its quantised form, None if a part of it has none that can be kept."""
+    raws = [reader.raw(source.name) for source in spec.sources]
+    kept: list[RawBlocks] = [raw for raw in raws if raw is not None and raw.kind in KEPT_KINDS]
+    if len(kept) < len(raws):
+        kinds = {"floats" if raw is None else raw.kind for raw in raws} - set(KEPT_KINDS)
+        make.note_expanded(" and ".join(sorted(kinds)))
+        return None
+    # Neither transform touches the order of a row's inputs, so that its groups stay whole.
+    parts = (
+        from_gguf(raw.kind, raw.rows).map(partial(_transform, source=source))
+        for raw, source in zip(kept, spec.sources, strict=True)
+    )
+    return merge([part.map(partial(as_factor, spec=spec)) for part in parts])
 
 
 def _assemble(spec: ParamSpec, reader: TensorReader, dtype: np.dtype[Any]) -> Array:

@@ -24,7 +24,7 @@ import numpy as np
 from jaxserve.errors import CorruptFileError
 from jaxserve.logging import get_logger
 from jaxserve.models.params import ParamTree
-from jaxserve.weights.assemble import Params, Place
+from jaxserve.weights.assemble import HostParams
 from jaxserve.weights.digest import content_digest
 from jaxserve.weights.reader import read_json
 
@@ -60,8 +60,8 @@ class WeightCache:
         made_from = [_LAYOUT, dtype, repr(specs), content_digest(sources)]
         return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
 
-    def fetch(self, key: str, specs: ParamTree, dtype: str, place: Place) -> Params | None:
-        """The parameters of an entry, placed; None if there is no entry, or a damaged one (which is removed)."""
+    def fetch(self, key: str, specs: ParamTree, dtype: str) -> HostParams | None:
+        """The parameters of an entry; None if there is no entry, or a damaged one (which is removed)."""
         entry = self.root / key
         if not entry.is_dir():
             return None
@@ -72,9 +72,9 @@ class WeightCache:
             log.warning("The cached weights in %s are damaged and are made anew: %s", entry, error)
             shutil.rmtree(entry, ignore_errors=True)
             return None
-        return _place_all(arrays, specs, place)
+        return arrays
 
-    def store(self, key: str, params: Params) -> None:
+    def store(self, key: str, params: HostParams) -> None:
         """Write an entry; a failure is logged, and leaves nothing behind."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -113,16 +113,15 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False))
 
 
-def _save(entry: Path, params: Params) -> None:
-    # Host arrays, so that an entry knows nothing of devices and can be placed on others.
+def _save(entry: Path, params: HostParams) -> None:
     with _checkpointer() as checkpointer:
-        checkpointer.save(entry.resolve() / _PARAMS, jax.tree.map(np.asarray, params))
+        checkpointer.save(entry.resolve() / _PARAMS, params)
     files = _files(entry)
     manifest = {"files": [str(path.relative_to(entry)) for path in files], "digest": content_digest(files)}
     (entry / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _restore(entry: Path, specs: ParamTree) -> Params:
+def _restore(entry: Path, specs: ParamTree) -> HostParams:
     import orbax.checkpoint as ocp
 
     manifest = read_json(entry / _MANIFEST)
@@ -130,26 +129,16 @@ def _restore(entry: Path, specs: ParamTree) -> Params:
         raise CorruptFileError("its files are not what was written")
     as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), specs)
     with _checkpointer() as checkpointer:
-        arrays: Params = checkpointer.restore(entry.resolve() / _PARAMS, restore_args=as_numpy)
+        arrays: HostParams = checkpointer.restore(entry.resolve() / _PARAMS, restore_args=as_numpy)
     return arrays
 
 
-def _check(arrays: Params, specs: ParamTree, dtype: str) -> None:
+def _check(arrays: HostParams, specs: ParamTree, dtype: str) -> None:
     """Raise ValueError where the tree, a shape or a dtype is not that of ``specs``."""
     wanted = jax.tree.map(lambda spec: (*spec.shape, dtype), specs, is_leaf=lambda x: hasattr(x, "sources"))
     found = jax.tree.map(lambda array: (*array.shape, array.dtype.name), arrays)
     if found != wanted:
         raise CorruptFileError("its parameters are not those of the model")
-
-
-def _place_all(arrays: Params, specs: ParamTree, place: Place) -> Params:
-    """Place leaf by leaf, letting each host array go."""
-    treedef = jax.tree.structure(arrays)
-    waiting = jax.tree.leaves(arrays)[::-1]
-    arrays.clear()
-    placed = [place(waiting.pop(), spec) for spec in jax.tree.leaves(specs)]
-    params: Params = jax.tree.unflatten(treedef, placed)
-    return params
 
 
 def _files(entry: Path) -> list[Path]:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
 
 from jaxserve.models.params import ParamTree
 from jaxserve.models.spec import ParamSpec
-from jaxserve.weights.assemble import Array, Params, Place, place_default
+from jaxserve.quantization import Leaf, LeafMaker, WeightForm, as_factor, from_gguf
+from jaxserve.weights.assemble import PLAIN, Array, Params, Place, place_default
+from pallas_kernels.packed_matmul import GROUP
 
 __all__ = ["init_random"]
 
+_BLOCKS = GGMLQuantizationType.Q4_1
 
-def init_random(specs: ParamTree, dtype: str, seed: int, place: Place = place_default) -> Params:
+
+def init_random(
+    specs: ParamTree, dtype: str, seed: int, place: Place = place_default, form: WeightForm = PLAIN
+) -> Params:
     """Random parameters of the shapes in ``specs``; the same seed gives the same values.
 
     Norms are ones and biases zeros; a matrix is normal with variance 1 / fan-in, so that activations keep their size.
+    Where GGUF's blocks are to be kept, it is rounded to those of Q4_1.
     """
     rng = np.random.default_rng(seed)
-    params: Params = jax.tree.map_with_path(
-        lambda path, spec: place(_values(path[-1].key, spec, rng).astype(dtype), spec), specs
-    )
+    make = LeafMaker(form, dtype, place)
+
+    def build(path: Any, spec: ParamSpec) -> Leaf:
+        values = _values(path[-1].key, spec, rng)
+        if make.keeps_blocks(spec):
+            if spec.size_in % GROUP == 0:
+                rows = quantize(as_factor(values, spec).T, _BLOCKS)
+                return make.of_blocks(from_gguf(_BLOCKS.name, rows).map(np.transpose))
+            make.note_expanded(f"inputs no multiple of {GROUP}")
+        return make.of_floats(values.astype(make.host_dtype(spec)), spec)
+
+    params: Params = jax.tree.map_with_path(build, specs)
+    make.log_expanded()
     return params
 
 

@@ -19,6 +19,7 @@ from gguf.quants import dequantize
 
 from jaxserve.errors import CorruptFileError, LoadError, MissingFileError
 from jaxserve.weights.gguf_header import read_header
+from jaxserve.weights.reader import RawBlocks
 
 __all__ = ["GGUFFile"]
 
@@ -73,9 +74,20 @@ class GGUFFile:
     def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See TensorReader; quantised tensors come as float32."""
         info = self._tensors[name]
-        raw = np.frombuffer(self._data[info.offset : info.offset + info.num_bytes], np.uint8)
+        blocks = self.raw(name)
+        if blocks is None:
+            return self._bytes(name).view(_FLOATS[info.kind]).reshape(info.shape).copy()
+        return dequantize(blocks.rows, info.kind)
+
+    def raw(self, name: str) -> RawBlocks | None:
+        """See TensorReader."""
+        info = self._tensors[name]
         if info.kind in _FLOATS:
-            return raw.view(_FLOATS[info.kind]).reshape(info.shape).copy()
+            return None
         block_size, block_bytes = GGML_QUANT_SIZES[info.kind]
-        rows = raw.reshape(*info.shape[:-1], info.shape[-1] // block_size * block_bytes)
-        return dequantize(rows, info.kind)
+        row_bytes = info.shape[-1] // block_size * block_bytes
+        return RawBlocks(info.kind.name, self._bytes(name).reshape(*info.shape[:-1], row_bytes))
+
+    def _bytes(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        info = self._tensors[name]
+        return np.frombuffer(self._data[info.offset : info.offset + info.num_bytes], np.uint8)

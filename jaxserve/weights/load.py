@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -24,7 +25,8 @@ from jaxserve.models.gguf_config import ROPE_FACTORS, from_gguf
 from jaxserve.models.hf_config import from_hf
 from jaxserve.models.params import ParamTree
 from jaxserve.models.registry import param_specs
-from jaxserve.weights.assemble import Params, Place, load_params, place_default
+from jaxserve.quantization import KEPT_KINDS, WeightForm
+from jaxserve.weights.assemble import PLAIN, Params, Place, load_host, load_params, place_all, place_default
 from jaxserve.weights.checkpoint import WeightCache, default_root
 from jaxserve.weights.dummy import init_random
 from jaxserve.weights.gguf import GGUFFile
@@ -64,31 +66,48 @@ class OpenedModel:
         """The model as the user named it."""
         return self._options.model
 
-    def load(self, dtype: DTypeLike, place: Place = place_default) -> Params:
-        """The parameters (see models.params) as jax arrays of ``dtype``; raises LoadError.
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether its weights are made up, which can be done in any form."""
+        return self._reader is None
+
+    @property
+    def kept_kinds(self) -> tuple[str, ...]:
+        """Kinds of GGUF's quantised blocks among its matrices that can be kept in memory as they are."""
+        if self._reader is None:
+            return ()
+        factors = (spec for spec in jax.tree.leaves(self.specs) if spec.is_factor)
+        raws = (self._reader.raw(s.name) for spec in factors for s in spec.sources if s.name in self._reader.shapes)
+        return tuple(sorted({raw.kind for raw in raws if raw is not None} & set(KEPT_KINDS)))
+
+    def load(self, dtype: DTypeLike, place: Place = place_default, form: WeightForm = PLAIN) -> Params:
+        """The parameters (see models.params); raises LoadError.
 
         Args:
-            dtype: float32, bfloat16 or float16.
+            dtype: float32, bfloat16 or float16: of activations, and of all leaves that are floats.
             place: puts one host array on the device(s).
+            form: which leaves the parameters become.
         """
         dtype = np.dtype(dtype).name
         if self._reader is None:
             with _timed("random weights"):
-                return init_random(self.specs, dtype, self._options.seed, place)
-        cache = _cache(self._options, self.files)
+                return init_random(self.specs, dtype, self._options.seed, place, form)
+        # The cache holds floats: it saves their conversion, which quantised leaves have no need of.
+        cache = None if form.is_quantised else _cache(self._options, self.files)
         if cache is None:
             with _timed("weights"):
-                return load_params(self.specs, self._reader, dtype, place)
+                return load_params(self.specs, self._reader, dtype, place, form)
         with _timed("digest of the weight files"):
             key = cache.key(self._reader.files, self.specs, dtype)
         with _timed("look-up of cached weights"):
-            params = cache.fetch(key, self.specs, dtype, place)
-        if params is None:
+            arrays = cache.fetch(key, self.specs, dtype)
+        if arrays is None:
             with _timed("weights"):
-                params = load_params(self.specs, self._reader, dtype, place)
+                arrays = load_host(self.specs, self._reader, dtype)
             with _timed("caching of the converted weights"):
-                cache.store(key, params)
-        return params
+                cache.store(key, arrays)
+        with _timed("placing of the weights"):
+            return place_all(arrays, self.specs, dtype, place, form)
 
 
 def open_model(options: ModelOptions) -> OpenedModel:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxserve.errors import CorruptFileError, MissingFileError
 
-__all__ = ["TensorReader", "read_json"]
+__all__ = ["RawBlocks", "TensorReader", "read_json"]
+
+
+class RawBlocks(NamedTuple):
+    """A quantised tensor as it lies in a GGUF file: GGML's name of its kind, and uint8 [rows, bytes of a row]."""
+
+    kind: str
+    rows: np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class TensorReader(Protocol):
@@ -30,6 +37,9 @@ class TensorReader(Protocol):
 
     def dtype(self, name: str) -> str:
         """Name of the dtype that holds the tensor best: float32, bfloat16 or float16."""
+
+    def raw(self, name: str) -> RawBlocks | None:
+        """A view of the tensor in the file if it is quantised, None if it holds floats."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jaxserve.errors import CorruptFileError, MissingFileError, UnsupportedModelError
-from jaxserve.weights.reader import read_json
+from jaxserve.weights.reader import RawBlocks, read_json
 
 __all__ = ["INDEX", "SafetensorsReader", "has_safetensors"]
 
@@ -80,6 +80,10 @@ class SafetensorsReader:
         self.dtype(name)
         tensor: np.ndarray[Any, np.dtype[Any]] = self._handle(self._shard_of[name]).get_tensor(name)
         return tensor
+
+    def raw(self, name: str) -> RawBlocks | None:
+        """See TensorReader; quantised ones are not read."""
+        return None
 
     def _handle(self, path: Path) -> Any:
         if self._open is None or self._open[0] != path:

@@ -1,21 +1,31 @@
-"""In-place updates of a block pool. XLA's scatter does them without a copy when the pool is donated."""
+"""In-place updates of the block pools. XLA's scatter does them without a copy when the pools are donated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 
-__all__ = ["copy_blocks", "kv_write"]
+from pallas_kernels.kv_write import cpu, reference
+
+__all__ = ["Pools", "copy_blocks", "kv_write"]
+
+Pools = tuple[jax.Array, jax.Array]
+"""Keys and values, each [N, S, K, D]."""
+
+_BACKENDS: dict[str, Callable[[Pools, jax.Array, jax.Array, jax.Array], Pools]] = {
+    "cpu": cpu.kv_write,
+    "reference": reference.kv_write,
+}
 
 
-def kv_write(cache: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
-    """Write new [T, K, D] into cache [N, S, K, D] at slots [T] (block * S + offset).
+def kv_write(pools: Pools, k: jax.Array, v: jax.Array, slots: jax.Array, *, backend: str = "reference") -> Pools:
+    """Write new k, v [T, K, D] into the pools at slots [T] (block * S + offset).
 
     A slot of N * S or more is dropped: that is where padding tokens go. Real slots must differ from each other.
+    ``backend`` is the one that attention uses (``paged_attention.select_backend``).
     """
-    num_blocks, block_size = cache.shape[:2]
-    flat = cache.reshape(num_blocks * block_size, *cache.shape[2:])
-    flat = flat.at[slots].set(new.astype(cache.dtype), mode="drop", unique_indices=True)
-    return flat.reshape(cache.shape)
+    return _BACKENDS[backend](pools, k, v, slots)
 
 
 def copy_blocks(cache: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:

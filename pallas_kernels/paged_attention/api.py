@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from pallas_kernels.paged_attention import reference
+from pallas_kernels.paged_attention import cpu, reference
 from pallas_kernels.paged_attention.plan import AttentionPlan
 
 __all__ = ["Backend", "paged_attention", "select_backend"]
@@ -14,19 +14,36 @@ __all__ = ["Backend", "paged_attention", "select_backend"]
 Backend = Callable[..., jax.Array]
 """Same signature as ``paged_attention`` without ``backend``."""
 
-_BACKENDS: dict[str, Backend] = {"reference": reference.paged_attention}
+_BACKENDS: dict[str, Backend] = {"cpu": cpu.paged_attention, "reference": reference.paged_attention}
+
+# In the order in which they are tried; each says why it cannot serve, or None. The reference always can.
+_REFUSALS: dict[str, Callable[[int, str], str | None]] = {"cpu": cpu.refuse}
 
 
-def select_backend(name: str) -> tuple[str, str]:
+def select_backend(name: str, *, head_dim: int, dtype: str) -> tuple[str, str]:
     """Name of the backend that will serve ``name`` ("auto" or a backend's own), and why it was taken.
 
+    Args:
+        name: what was asked for.
+        head_dim: D.
+        dtype: name of the pools' dtype.
+
     Raises:
-        ValueError: there is no such backend.
+        ValueError: there is no such backend, or it refuses; the message says why.
     """
     if name == "auto":
-        return "reference", f"the only backend for {jax.default_backend()}"
+        refused = []
+        for backend, refuse in _REFUSALS.items():
+            reason = refuse(head_dim, dtype)
+            if reason is None:
+                return backend, f"the fastest for {jax.default_backend()}"
+            refused.append(f"not {backend}: {reason}")
+        return "reference", "; ".join(refused)
     if name not in _BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; there are: auto, {', '.join(_BACKENDS)}")
+    reason = _REFUSALS[name](head_dim, dtype) if name in _REFUSALS else None
+    if reason is not None:
+        raise ValueError(f"the attention backend {name!r} cannot be used: {reason}")
     return name, "asked for"
 
 

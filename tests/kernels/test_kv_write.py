@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.kv_write import copy_blocks, kv_write
 
 
-def test_writes_land_at_their_slots_and_padding_nowhere() -> None:
-    cache = np.zeros((3, 4, 1, 2), np.float32)
-    new = np.arange(8, dtype=np.float32).reshape(4, 1, 2) + 1
-    out = np.asarray(jax.jit(kv_write)(cache, new, np.array([5, 11, 12, 13])))
-    expected = np.zeros((12, 1, 2), np.float32)
-    expected[5], expected[11] = new[0], new[1]
-    assert np.array_equal(out.reshape(12, 1, 2), expected)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_writes_land_at_their_slots_and_padding_nowhere(backend: str, dtype: str) -> None:
+    pools = (np.zeros((3, 4, 1, 2), dtype), np.full((3, 4, 1, 2), -1, dtype))
+    k = np.arange(8, dtype=np.float32).reshape(4, 1, 2) + 1
+    slots = np.array([5, 11, 12, 13], np.int32)
+    written = jax.jit(partial(kv_write, backend=backend))(tuple(map(jnp.asarray, pools)), k, 10 * k, slots)
+    for out, before, new in zip(written, pools, (k, 10 * k), strict=True):
+        expected = before.reshape(12, 1, 2).copy()
+        expected[5], expected[11] = new[0], new[1]
+        assert np.array_equal(np.asarray(out).reshape(12, 1, 2), expected)
 
 
 def test_all_copies_read_before_any_is_written() -> None:
@@ -23,13 +30,22 @@ def test_all_copies_read_before_any_is_written() -> None:
     assert out.ravel().tolist() == [0, 1, 1, 2]
 
 
-def test_a_donated_pool_is_updated_in_place() -> None:
-    shapes = (jax.ShapeDtypeStruct((64, 16, 3, 64), np.float32),) * 1
+def test_donated_pools_are_updated_in_place(backend: str) -> None:
+    pool = jax.ShapeDtypeStruct((64, 16, 3, 64), np.float32)
+    new = jax.ShapeDtypeStruct((4, 3, 64), np.float32)
     compiled = (
-        jax.jit(kv_write, donate_argnums=0)
-        .lower(*shapes, jax.ShapeDtypeStruct((4, 3, 64), np.float32), jax.ShapeDtypeStruct((4,), np.int32))
+        jax.jit(partial(kv_write, backend=backend), donate_argnums=0)
+        .lower((pool, pool), new, new, jax.ShapeDtypeStruct((4,), np.int32))
         .compile()
     )
     memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == 64 * 16 * 3 * 64 * 4
-    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes / 8
+    assert memory.alias_size_in_bytes == 2 * 64 * 16 * 3 * 64 * 4
+    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes / 16
+
+
+def test_pools_that_are_not_donated_are_kept(backend: str) -> None:
+    pools = (jnp.zeros((2, 4, 1, 2)), jnp.zeros((2, 4, 1, 2)))
+    new = jnp.ones((1, 1, 2))
+    written, _ = jax.jit(partial(kv_write, backend=backend))(pools, new, new, jnp.array([5], jnp.int32))
+    assert np.asarray(written).sum() == 2
+    assert np.asarray(pools[0]).sum() == 0

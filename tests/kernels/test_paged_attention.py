@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import make_plan, paged_attention, select_backend
@@ -22,9 +22,8 @@ def attend(a: dict[str, jax.Array], *, window: int | None, soft_cap: float | Non
     return paged_attention(a["q"], a["k"], a["v"], plan, scale=scale, window=window, soft_cap=soft_cap, backend=backend)
 
 
-def run(case: AttentionCase, backend: str = "reference", **changes: object) -> np.ndarray:
+def run(case: AttentionCase, backend: str, **changes: object) -> np.ndarray:
     arrays = {**case.arrays, **changes}
-
     return np.asarray(attend(arrays, window=case.window, soft_cap=case.soft_cap, backend=backend), np.float32)
 
 
@@ -46,8 +45,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_equals_the_dense_answer(case: AttentionCase) -> None:
-    np.testing.assert_allclose(run(case), case.expected(), atol=2e-6, rtol=2e-5)
+def test_equals_the_dense_answer(case: AttentionCase, backend: str) -> None:
+    np.testing.assert_allclose(run(case, backend), case.expected(), atol=2e-6, rtol=2e-5)
 
 
 @given(
@@ -55,8 +54,10 @@ def test_equals_the_dense_answer(case: AttentionCase) -> None:
     window=st.sampled_from([None, 23]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None)
-def test_any_ragged_batch_equals_the_dense_answer(rows: list[tuple[int, int]], window: int | None, seed: int) -> None:
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_ragged_batch_equals_the_dense_answer(
+    backend: str, rows: list[tuple[int, int]], window: int | None, seed: int
+) -> None:
     ragged = sorted(((queries, queries + before) for queries, before in rows), key=lambda row: row[0] > 1)
     case = AttentionCase(  # one shape for all examples: they share a compiled program
         tuple(ragged),
@@ -69,10 +70,10 @@ def test_any_ragged_batch_equals_the_dense_answer(rows: list[tuple[int, int]], w
         max_blocks=20,
         seed=seed,
     )
-    np.testing.assert_allclose(run(case), case.expected(), atol=2e-6, rtol=2e-5)
+    np.testing.assert_allclose(run(case, backend), case.expected(), atol=2e-6, rtol=2e-5)
 
 
-def test_rows_of_several_tokens_can_be_decodes() -> None:
+def test_rows_of_several_tokens_can_be_decodes(backend: str) -> None:
     """The verify of drafts: up to ``decode_queries`` tokens of a row, attended with the decodes."""
     case = AttentionCase(((1, 20), (4, 50), (3, 3), (2, 131), (70, 90)), window=40)
 
@@ -86,17 +87,19 @@ def test_rows_of_several_tokens_can_be_decodes() -> None:
             num_tokens=a["q"].shape[0],
             decode_queries=4,
         )
-        return paged_attention(a["q"], a["k"], a["v"], plan, scale=case.head_dim**-0.5, window=case.window)
+        scale = case.head_dim**-0.5
+        return paged_attention(a["q"], a["k"], a["v"], plan, scale=scale, window=case.window, backend=backend)
 
     np.testing.assert_allclose(np.asarray(verify(case.arrays)), case.expected(), atol=2e-6, rtol=2e-5)
 
 
-def test_a_row_does_not_depend_on_the_rows_around_it() -> None:
+def test_a_row_does_not_depend_on_the_rows_around_it(backend: str) -> None:
     batch = AttentionCase(((1, 37), (1, 500), (1, 2), (70, 100)))
-    together = run(batch)[0]
+    together = run(batch, backend)[0]
     arrays = batch.arrays
     alone = run(
         batch,
+        backend,
         query_start=np.array([0, 1, 1, 1, 1, 1], np.int32),
         kv_lens=np.array([37, 0, 0, 0, 0], np.int32),
         num_decode=np.int32(1),
@@ -105,10 +108,11 @@ def test_a_row_does_not_depend_on_the_rows_around_it() -> None:
     assert np.array_equal(together, alone)
 
 
-def test_bfloat16_pools_are_read_in_their_own_precision() -> None:
+@pytest.mark.parametrize(("dtype", "atol"), [("bfloat16", 2e-2), ("float16", 3e-3)])
+def test_pools_are_read_in_their_own_precision(backend: str, dtype: str, atol: float) -> None:
     case = AttentionCase(((1, 40), (30, 60)))
-    low = {name: jax.numpy.asarray(case.arrays[name], jax.numpy.bfloat16) for name in "qkv"}
-    np.testing.assert_allclose(run(case, **low), case.expected(), atol=2e-2)
+    low = {name: jax.numpy.asarray(case.arrays[name], dtype) for name in "qkv"}
+    np.testing.assert_allclose(run(case, backend, **low), case.expected(), atol=atol)
 
 
 def test_prefill_items_cover_every_query_token_once() -> None:
@@ -123,6 +127,12 @@ def test_prefill_items_cover_every_query_token_once() -> None:
     assert sorted(covered) == list(range(1, lens.sum()))
 
 
-def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="reference"):
-        select_backend("flash")
+def test_backends_are_chosen_and_refuse_with_a_reason() -> None:
+    assert select_backend("reference", head_dim=64, dtype="float32") == ("reference", "asked for")
+    with pytest.raises(ValueError, match=r"unknown attention backend 'flash'; there are: auto, cpu, reference"):
+        select_backend("flash", head_dim=64, dtype="float32")
+    with pytest.raises(ValueError, match="'cpu' cannot be used: it serves head dims that are multiples of 16"):
+        select_backend("cpu", head_dim=40, dtype="float32")
+    name, why = select_backend("auto", head_dim=40, dtype="float32")
+    assert name == "reference"
+    assert "not cpu: it serves head dims" in why

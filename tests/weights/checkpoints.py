@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,20 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def tiny_model(kind: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model with every value its own, biases and norms too."""
+def tiny_model(kind: str, dtype: torch.dtype = torch.float32, **more: Any) -> PreTrainedModel:
+    """A random model with every value its own, biases and norms too; ``more`` has other settings of transformers."""
     config_class, changes = KINDS[kind]
-    config = config_class(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        **changes,
-    )
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+    }
+    config = config_class(**{**sizes, **changes, **more})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -99,9 +100,21 @@ def interleave(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def write_gguf(
-    path: Path, model: PreTrainedModel, arch: str, extra: dict[str, NDArray[np.float32]] | None = None
+    path: Path,
+    model: PreTrainedModel,
+    arch: str,
+    extra: dict[str, NDArray[np.float32]] | None = None,
+    kind_of: Callable[[str], str] = lambda name: "F32",
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model as an F32 GGUF file, as llama.cpp's converter lays it out."""
+    """Write a model as a GGUF file, as llama.cpp's converter lays it out.
+
+    Args:
+        path, model, arch: what to write, and where.
+        extra: more tensors.
+        kind_of: GGUF's name of a matrix -> the kind that it is stored in.
+        metadata: more keys and values.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -123,9 +136,13 @@ def write_gguf(
             value = interleave(value, config.num_attention_heads)
         if arch in ("llama", "smollm3") and "k_proj" in name:
             value = interleave(value, config.num_key_value_heads)
-        writer.add_tensor(gguf_name(name), value)
+        kind = gguf.GGMLQuantizationType[kind_of(gguf_name(name)) if value.ndim == 2 else "F32"]
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, kind), raw_dtype=kind)
     for name, value in (extra or {}).items():
         writer.add_tensor(name, value)
+    for key, found in (metadata or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(found)]
+        add(key, found)
     finish(writer)
 
 

@@ -14,7 +14,9 @@ import pytest
 from jaxserve.config import ModelOptions
 from jaxserve.errors import CorruptFileError, MissingFileError, ShapeMismatchError
 from jaxserve.models import ModelConfig, param_specs
+from jaxserve.quantization import WeightForm
 from jaxserve.weights import init_random, open_model
+from pallas_kernels.packed_matmul import unpack
 from tests.weights.checkpoints import tiny_model, write_gguf
 
 
@@ -89,6 +91,17 @@ def test_dummy_weights_need_only_settings(folder: Path) -> None:
     params = opened.load("bfloat16")
     assert jax.tree.map(lambda a: a.shape, params) == jax.tree.map(lambda s: s.shape, opened.specs)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("quantization", "stored"), [("none", "float32"), ("int8", "int8"), ("gguf", "int4")])
+def test_dummy_weights_take_every_form(quantization: str, stored: str, folder: Path) -> None:
+    opened = open_model(ModelOptions(str(folder), load_format="dummy", seed=1))
+    params = opened.load("float32", form=WeightForm(quantization, packed=True))
+    layer, plain = params["layers"][0], opened.load("float32")["layers"][0]
+    assert layer["qkv"].kind == stored
+    assert layer["down"].kind == "float32"  # its 48 inputs are no whole groups
+    np.testing.assert_allclose(unpack(layer["qkv"].weight), plain["qkv"], atol=0.06)
+    assert params["lm_head"].weight.shape == (32, 96)
 
 
 def test_dummy_weights_have_the_scale_of_trained_ones_and_follow_the_seed() -> None:

@@ -1,0 +1,77 @@
+// What the kernels are called with, whatever they are compiled for. Arrays are dense and row-major.
+//
+// A kernel's work is cut into items that any thread may do, in any order; `parallel.h` shares them out.
+#pragma once
+
+#include <stdint.h>
+
+namespace jaxserve {
+
+enum class Type { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
+
+constexpr int kPanel = 16;  // output columns of a panel
+constexpr int kGroup = 32;  // inputs that share a scale
+
+// out [rows, out_stride] = x [rows, depth] times a weight in panels (see packed_matmul/format.py).
+struct MatmulArgs {
+  const float* x;
+  const void* data;        // [panels, depth, 16] of `type`; int4: two inputs a byte
+  Type type;
+  const uint16_t* scale;   // [panels, depth / 32, 16] float16, or null
+  const uint16_t* offset;  // the same, or null
+  float* out;
+  int64_t rows, depth, panels, size_out;
+  int64_t item_rows, item_panels;  // size of an item
+};
+
+// Query tokens [first, first + count) of a row, for the query heads of one KV head.
+struct AttentionItem {
+  int32_t row, kv_head, first, count;
+};
+
+struct AttentionArgs {
+  const void* q;            // [tokens, heads, dim] of `type`
+  void* out;                // like q
+  Type type;
+  const void* k;            // [blocks, block_size, kv_heads, dim] of `kv_type`
+  const void* v;
+  Type kv_type;
+  const int32_t* query_start;   // [rows + 1]
+  const int32_t* kv_lens;       // [rows]
+  const int32_t* block_tables;  // [rows, max_blocks]
+  int64_t heads, kv_heads, dim, block_size, max_blocks;
+  float scale;
+  int64_t window;   // 0: none
+  float soft_cap;   // 0: none
+};
+
+// out [rows, dim] of `type` = x / root mean square * weight [dim].
+struct NormArgs {
+  const void* x;
+  void* out;
+  Type type;
+  const void* weight;
+  Type weight_type;
+  int64_t rows, dim;
+  float eps;
+  int64_t item_rows;
+};
+
+constexpr int kFewQueries = 8;   // most query tokens of an item that is worked on token by token
+constexpr int kQueryTile = 64;   // most query tokens of any item
+
+struct Kernels {
+  const char* name;
+  int rows_step;  // rows of a full tile
+  void (*matmul)(const MatmulArgs& args, int64_t item);
+  void (*attention)(const AttentionArgs& args, const AttentionItem& item);
+  void (*normalise)(const NormArgs& args, int64_t item);
+  void (*widen)(Type type, const void* from, float* to, int64_t count);
+};
+
+// The kernels in use. `use_kernels` takes a name ("avx512", "avx2", "neon", "generic"), or "auto" for the best that this CPU
+// runs, and says whether it can.
+const Kernels& kernels();
+bool use_kernels(const char* name);
+
+}  // namespace jaxserve

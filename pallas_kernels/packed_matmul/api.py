@@ -1,0 +1,44 @@
+"""The one public function, and the choice of who computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from pallas_kernels.packed_matmul import cpu, reference
+from pallas_kernels.packed_matmul.format import PackedWeight
+
+__all__ = ["Backend", "packed_matmul", "select_backend"]
+
+Backend = Callable[[jax.Array, PackedWeight], jax.Array]
+"""Same signature as ``packed_matmul`` without ``backend``."""
+
+_BACKENDS: dict[str, Backend] = {"cpu": cpu.packed_matmul, "reference": reference.packed_matmul}
+
+
+def select_backend(name: str) -> tuple[str, str]:
+    """Name of the backend that will serve ``name`` ("auto" or a backend's own), and why it was taken.
+
+    Raises:
+        ValueError: there is no such backend, or it cannot be used here; the message says why.
+    """
+    reason = cpu.refuse()
+    if name == "auto":
+        return ("cpu", "the fastest for cpu") if reason is None else ("reference", f"not cpu: {reason}")
+    if name not in _BACKENDS:
+        raise ValueError(f"unknown backend for packed weights {name!r}; there are: auto, {', '.join(_BACKENDS)}")
+    if name == "cpu" and reason is not None:
+        raise ValueError(f"the backend {name!r} for packed weights cannot be used: {reason}")
+    return name, "asked for"
+
+
+def packed_matmul(x: jax.Array, weight: PackedWeight, *, backend: str = "reference") -> jax.Array:
+    """x [T, I] of any float dtype times a packed weight [I, O] -> [T, O] float32.
+
+    Args:
+        x: the left factor.
+        weight: the right one; what it stands for is ``format.unpack``.
+        backend: who computes it (see ``select_backend``).
+    """
+    return _BACKENDS[backend](x, weight)
