@@ -1,8 +1,8 @@
 """The padded sizes of a step: the only file that knows them.
 
 XLA programs have fixed shapes. A step of decodes alone runs in a bucket of as many tokens as rows; a step with prompt
-chunks in a bucket of its token count with room for every row. Doubling sizes bound the padding by half and the number
-of programs by the logarithm of the largest step.
+chunks in a bucket of its token count with room for every row. Sizes grow by a half and a third in turn, which bounds
+the padding by a third and the number of programs by the logarithm of the largest step.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Buckets:
     """
 
     def __init__(self, max_tokens: int, max_rows: int) -> None:
-        self.rows = _doubling(1, max_rows)
-        self.mixed_tokens = _doubling(min(_SMALLEST_MIXED, max_tokens), max_tokens)
+        self.rows = _growing(1, max_rows)
+        self.mixed_tokens = _growing(min(_SMALLEST_MIXED, max_tokens), max_tokens)
         self.max_rows = max_rows
 
     def forward(self) -> list[Bucket]:
@@ -53,13 +53,14 @@ class Buckets:
         return _at_least(self.rows, num_rows)
 
 
-def _doubling(first: int, last: int) -> tuple[int, ...]:
+def _growing(first: int, last: int) -> tuple[int, ...]:
+    """Powers of two times ``first`` and the middles between them, up to ``last``: 1, 2, 3, 4, 6, 8, 12, 16, …"""
     sizes = []
     size = first
     while size < last:
-        sizes.append(size)
+        sizes += [size, size * 3 // 2] if size > 1 else [size]
         size *= 2
-    return (*sizes, last)
+    return (*(size for size in sizes if size < last), last)
 
 
 def _at_least(sizes: tuple[int, ...], wanted: int) -> int:

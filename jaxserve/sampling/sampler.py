@@ -22,6 +22,8 @@ from jaxserve.sampling_params import MAX_LOGPROBS
 
 __all__ = ["Sampled", "noise", "sample"]
 
+_GROUP = 64  # tokens
+
 _COLDEST = 1e-6
 """Temperatures below would overflow the logits, and nobody could tell them from this one."""
 
@@ -56,17 +58,23 @@ def sample(
         mask: [R, ceil(V / 32)] uint32, bit t % 32 of word t // 32 says whether token t is legal.
         masked: [] bool, whether the mask says anything.
     """
-    penalised = (params.presence != 0) | (params.frequency != 0) | (params.repetition != 1)
-    changed = _when(penalised.any(), lambda x: penalise(x, state.counts[params.rows], params), logits)
-    changed = _when(
-        params.biased.any(), lambda x: x + jnp.where(params.biased[:, None], state.bias[params.rows], 0.0), changed
-    )
-    changed = _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
-    tokens = jax.lax.cond((params.temperature > 0).any(), _noisy_argmax, _argmax, changed, params)
+    penalised = ((params.presence != 0) | (params.frequency != 0) | (params.repetition != 1)).any()
+    greedy = ~(penalised | params.biased.any() | masked | (params.temperature > 0).any())
+
+    def choose(logits: jax.Array) -> jax.Array:
+        changed = _when(penalised, lambda x: penalise(x, state.counts[params.rows], params), logits)
+        changed = _when(
+            params.biased.any(), lambda x: x + jnp.where(params.biased[:, None], state.bias[params.rows], 0.0), changed
+        )
+        changed = _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
+        return jax.lax.cond((params.temperature > 0).any(), lambda x: _noisy_argmax(x, params), _argmax, changed)
+
+    # Around all the others: a condition that changes nothing still copies the logits.
+    tokens = jax.lax.cond(greedy, _argmax, choose, logits)
     state = replace(
         state,
         last_token=state.last_token.at[params.rows].set(tokens),
-        counts=jax.lax.cond(penalised.any(), _count, lambda counts, *_: counts, state.counts, params.rows, tokens),
+        counts=jax.lax.cond(penalised, _count, lambda counts, *_: counts, state.counts, params.rows, tokens),
     )
     return _with_logprobs(logits, tokens, params), state
 
@@ -75,8 +83,19 @@ def _when(wanted: jax.Array, change: Callable[[jax.Array], jax.Array], x: jax.Ar
     return jax.lax.cond(wanted, change, lambda same: same, x)
 
 
-def _argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+def _argmax(logits: jax.Array) -> jax.Array:
+    """argmax of [R, V] -> [R] int32, the first of equal ones.
+
+    Of groups first, then within the best: XLA turns a maximum, but no argmax, into vector instructions on the CPU (64
+    rows of 49,152: 7.5 -> 1.7 ms).
+    """
+    num_rows, vocab_size = logits.shape
+    if vocab_size % _GROUP:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    groups = logits.reshape(num_rows, -1, _GROUP)
+    best = jnp.argmax(groups.max(-1), axis=-1)
+    within = jnp.argmax(jnp.take_along_axis(groups, best[:, None, None], axis=1)[:, 0], axis=-1)
+    return (best * _GROUP + within).astype(jnp.int32)
 
 
 def _noisy_argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
@@ -85,7 +104,7 @@ def _noisy_argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
     scaled = logits / jnp.where(params.temperature > 0, warmth, 1.0)[:, None]
     scaled = _when(filtering.any(), lambda x: keep_likely(x, params), scaled)
     noisy = scaled + noise(params.seeds, params.positions, logits.shape[1])
-    return jnp.where(params.temperature > 0, jnp.argmax(noisy, axis=-1), jnp.argmax(logits, axis=-1)).astype(jnp.int32)
+    return jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
 
 
 def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

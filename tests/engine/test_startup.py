@@ -14,6 +14,7 @@ import pytest
 from jaxserve.config import EngineConfig
 from jaxserve.engine import startup
 from jaxserve.errors import ConfigError, ShapeMismatchError
+from jaxserve.quantization import WeightForm
 from jaxserve.runner import Runner
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.weights import OpenedModel
@@ -78,6 +79,32 @@ def test_settings_that_contradict_each_other_are_told_before_a_model_is_opened(
     monkeypatch.setattr(startup, "open_model", lambda options: pytest.fail("the model was opened"))
     with pytest.raises(ConfigError, match=named):
         startup.start(EngineConfig.from_flat(settings))
+
+
+@pytest.mark.parametrize(
+    ("asked", "native", "kept", "form"),
+    [
+        ("auto", "cpu", ("Q4_1",), WeightForm("gguf", True, "cpu")),
+        ("auto", "cpu", (), WeightForm("none", True, "cpu")),
+        ("none", "cpu", ("Q4_1",), WeightForm("none", True, "cpu")),
+        ("int8", "cpu", ("Q4_1",), WeightForm("int8", True, "cpu")),
+        ("auto", None, ("Q4_1",), WeightForm("none", False, "reference")),
+        ("gguf", None, ("Q4_1",), WeightForm("gguf", False, "reference")),
+        ("int8", None, (), WeightForm("int8", False, "reference")),
+    ],
+)
+def test_weights_are_packed_for_native_kernels_and_kept_where_they_come_quantised(
+    asked: str,
+    native: str | None,
+    kept: tuple[str, ...],
+    form: WeightForm,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(startup, "select_packed_backend", lambda name: (native or "reference", "for a reason"))
+    opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=kept, has_random_weights=False))
+    assert startup._weight_form(asked, opened) == form
+    assert ("which is slow" in caplog.text) == (native is None and form.is_quantised)
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused_with_both_sizes() -> None:
