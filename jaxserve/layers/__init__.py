@@ -5,7 +5,6 @@ from jaxserve.layers.embed import embed, unembed
 from jaxserve.layers.kv_cache import KVCache, KVLayer
 from jaxserve.layers.linear import linear
 from jaxserve.layers.mlp import gated_mlp
-from jaxserve.layers.norm import rms_norm
 from jaxserve.layers.rope import apply_rope, rope_table
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "embed",
     "gated_mlp",
     "linear",
-    "rms_norm",
     "rope_table",
     "unembed",
 ]

@@ -6,6 +6,7 @@ is unrolled at trace time over per-layer weights and per-layer KV pools.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,12 @@ from jaxserve.layers import (
     embed,
     gated_mlp,
     linear,
-    rms_norm,
     rope_table,
     unembed,
 )
 from jaxserve.models.config import ModelConfig
 from pallas_kernels.paged_attention import AttentionPlan
+from pallas_kernels.rms_norm import rms_norm
 
 __all__ = ["DecoderInput", "decode", "logits"]
 
@@ -62,7 +63,7 @@ def decode(
         rotation = table if config.rope_layers[i] else None
         x, pool = _layer(x, layer, pool, rotation, step, config=config, window=config.windows[i], backend=backend)
         pools.append(pool)
-    return rms_norm(x, params["final_norm"], config.rms_eps), KVCache(tuple(pools))
+    return rms_norm(x, params["final_norm"], config.rms_eps, backend=backend), KVCache(tuple(pools))
 
 
 def logits(params: dict[str, Any], hidden: jax.Array) -> jax.Array:
@@ -101,21 +102,23 @@ def _layer(
     window: int | None,
     backend: str,
 ) -> tuple[jax.Array, KVLayer]:
-    q, k, v = _qkv(rms_norm(x, layer["input_norm"], config.rms_eps), layer, config)
+    norm = partial(rms_norm, eps=config.rms_eps, backend=backend)
+    q, k, v = _qkv(norm(x, layer["input_norm"]), layer, config, norm)
     if rotation is not None:
         q, k = apply_rope(q, rotation), apply_rope(k, rotation)
     attended, pool = attention(
         q, k, v, pool, step.slots, step.plan, window=window, soft_cap=config.soft_cap, backend=backend
     )
     x = x + linear(attended.reshape(x.shape[0], -1), layer["o"], layer.get("o_bias"))
-    return x + gated_mlp(rms_norm(x, layer["post_norm"], config.rms_eps), layer), pool
+    return x + gated_mlp(norm(x, layer["post_norm"]), layer), pool
 
 
-def _qkv(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _qkv(
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, norm: Callable[[jax.Array, jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     merged = linear(x, layer["qkv"], layer.get("qkv_bias")).reshape(x.shape[0], heads + 2 * kv_heads, dim)
     q, k, v = jnp.split(merged, [heads, heads + kv_heads], axis=1)
     if config.qk_norm:
-        q = rms_norm(q, layer["q_norm"], config.rms_eps)
-        k = rms_norm(k, layer["k_norm"], config.rms_eps)
+        q, k = norm(q, layer["q_norm"]), norm(k, layer["k_norm"])
     return q, k, v

@@ -67,7 +67,7 @@ ffi::Error Matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer data, f
   // Rows of an item fit into the second-level cache; there are some items per thread, so that none waits long for the last.
   args.item_rows = std::min<int64_t>(args.rows, 16 * kernels().rows_step);
   int64_t threads = std::max<int64_t>(1, pool.num_threads());
-  args.item_panels = std::clamp<int64_t>(args.panels / (threads * 8), 1, 8);
+  args.item_panels = std::clamp<int64_t>(args.panels / (threads * 16) * 2, 2, 8);  // even: panels go in pairs
   int64_t row_items = (args.rows + args.item_rows - 1) / args.item_rows;
   int64_t panel_items = (args.panels + args.item_panels - 1) / args.item_panels;
   parallel_for(pool, row_items * panel_items, [&](int64_t item) { kernels().matmul(args, item); });
@@ -111,13 +111,13 @@ ffi::Error WriteKV(ffi::AnyBuffer k_cache, ffi::AnyBuffer v_cache, ffi::AnyBuffe
 }
 
 // Query tiles of all rows and KV heads. Prompt chunks come last in a step and take longest, so they are handed out first.
-std::vector<AttentionItem> attention_items(const AttentionArgs& args, int64_t rows) {
+std::vector<AttentionItem> attention_items(const AttentionArgs& args, int64_t rows, int32_t tile) {
   std::vector<AttentionItem> items;
   for (int32_t row = static_cast<int32_t>(rows) - 1; row >= 0; row--) {
     int32_t queries = args.query_start[row + 1] - args.query_start[row];
-    for (int32_t first = (queries - 1) / kQueryTile * kQueryTile; queries > 0 && first >= 0; first -= kQueryTile)
+    for (int32_t first = (queries - 1) / tile * tile; queries > 0 && first >= 0; first -= tile)
       for (int32_t head = 0; head < args.kv_heads; head++)
-        items.push_back({row, head, first, std::min(queries - first, kQueryTile)});
+        items.push_back({row, head, first, std::min(queries - first, tile)});
   }
   return items;
 }
@@ -153,7 +153,12 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   int64_t token_bytes = static_cast<int64_t>(q.size_bytes()) / q.dimensions()[0];
   int64_t owned = args.query_start[rows];
   memset(static_cast<char*>(args.out) + owned * token_bytes, 0, (q.dimensions()[0] - owned) * token_bytes);
-  std::vector<AttentionItem> items = attention_items(args, rows);
+  // Large tiles repack less; a few rows with few heads are cut smaller, for all threads to have work.
+  std::vector<AttentionItem> items;
+  for (int32_t tile = kQueryTile; tile >= 2 * kFewQueries; tile /= 2) {
+    items = attention_items(args, rows, tile);
+    if (static_cast<int64_t>(items.size()) >= 2 * pool.num_threads()) break;
+  }
   parallel_for(pool, static_cast<int64_t>(items.size()), [&](int64_t i) { kernels().attention(args, items[i]); });
   return ffi::Error::Success();
 }
