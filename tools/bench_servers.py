@@ -24,7 +24,7 @@ from rich.table import Table
 
 from jaxserve.bench.client import Client
 from jaxserve.bench.datasets import Sample
-from jaxserve.bench.machine import CpuMeter, circumstances, foreign_text, write_report
+from jaxserve.bench.machine import circumstances, write_report
 from jaxserve.bench.options import ServeOptions
 from jaxserve.bench.records import Record, percentile
 from jaxserve.bench.workloads import Arrival, Job, Text, corpus, mixed_batch, one_stream, shared_prefix, stream_of_chats
@@ -104,14 +104,11 @@ def run(args: argparse.Namespace, tokens: Sequence[int]) -> list[dict[str, Any]]
     for repeat in range(args.repeats):
         for workload in args.workloads:
             for server, url in args.server:
-                with CpuMeter() as meter:
-                    # Another text for every repeat, or a prefix cache answers it; the same for every server.
-                    figures = asyncio.run(measure(workload, url, Text(tokens, args.seed + repeat)))
+                # Another text for every repeat, or a prefix cache answers it; the same for every server.
+                figures = asyncio.run(measure(workload, url, Text(tokens, args.seed + repeat)))
                 records.append({"repeat": repeat, "workload": workload, "server": server, "figures": figures})
                 shown = "  ".join(f"{key} {value:.2f}" for key, value in figures.items())
-                print(
-                    f"repeat {repeat + 1}  {workload}  {server:12} {shown}  ({foreign_text(meter.foreign)})", flush=True
-                )
+                print(f"repeat {repeat + 1}  {workload}  {server:12} {shown}", flush=True)
     return records
 
 
