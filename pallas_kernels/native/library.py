@@ -25,9 +25,8 @@ def missing() -> str | None:
         library.jaxserve_use_kernels(b"auto")
         for name in _HANDLERS:
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
-    except (
-        Exception
-    ) as error:  # what the loader and XLA raise for a library of another platform or version is not declared
+    # What the loader and XLA raise for a library of another platform or version is not declared.
+    except Exception as error:
         return f"the native CPU kernels in {path} cannot be loaded: {error}"
     return None
 

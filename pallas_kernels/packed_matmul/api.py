@@ -8,6 +8,7 @@ import jax
 
 from pallas_kernels.packed_matmul import cpu, reference
 from pallas_kernels.packed_matmul.format import PackedWeight
+from pallas_kernels.selection import choose_backend
 
 __all__ = ["Backend", "packed_matmul", "select_backend"]
 
@@ -23,14 +24,9 @@ def select_backend(name: str) -> tuple[str, str]:
     Raises:
         ValueError: there is no such backend, or it cannot be used here; the message says why.
     """
-    reason = cpu.refuse()
-    if name == "auto":
-        return ("cpu", "the fastest for cpu") if reason is None else ("reference", f"not cpu: {reason}")
-    if name not in _BACKENDS:
-        raise ValueError(f"unknown backend for packed weights {name!r}; there are: auto, {', '.join(_BACKENDS)}")
-    if name == "cpu" and reason is not None:
-        raise ValueError(f"the backend {name!r} for packed weights cannot be used: {reason}")
-    return name, "asked for"
+    return choose_backend(
+        name, _BACKENDS, {"cpu": cpu.refuse}, what="backend for packed weights", device=jax.default_backend()
+    )
 
 
 def packed_matmul(x: jax.Array, weight: PackedWeight, *, backend: str = "reference") -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 
 from pallas_kernels.paged_attention import cpu, reference
 from pallas_kernels.paged_attention.plan import AttentionPlan
+from pallas_kernels.selection import choose_backend
 
 __all__ = ["Backend", "paged_attention", "select_backend"]
 
@@ -15,9 +16,6 @@ Backend = Callable[..., jax.Array]
 """Same signature as ``paged_attention`` without ``backend``."""
 
 _BACKENDS: dict[str, Backend] = {"cpu": cpu.paged_attention, "reference": reference.paged_attention}
-
-# In the order in which they are tried; each says why it cannot serve, or None. The reference always can.
-_REFUSALS: dict[str, Callable[[int, str], str | None]] = {"cpu": cpu.refuse}
 
 
 def select_backend(name: str, *, head_dim: int, dtype: str) -> tuple[str, str]:
@@ -31,20 +29,8 @@ def select_backend(name: str, *, head_dim: int, dtype: str) -> tuple[str, str]:
     Raises:
         ValueError: there is no such backend, or it refuses; the message says why.
     """
-    if name == "auto":
-        refused = []
-        for backend, refuse in _REFUSALS.items():
-            reason = refuse(head_dim, dtype)
-            if reason is None:
-                return backend, f"the fastest for {jax.default_backend()}"
-            refused.append(f"not {backend}: {reason}")
-        return "reference", "; ".join(refused)
-    if name not in _BACKENDS:
-        raise ValueError(f"unknown attention backend {name!r}; there are: auto, {', '.join(_BACKENDS)}")
-    reason = _REFUSALS[name](head_dim, dtype) if name in _REFUSALS else None
-    if reason is not None:
-        raise ValueError(f"the attention backend {name!r} cannot be used: {reason}")
-    return name, "asked for"
+    refusals = {"cpu": lambda: cpu.refuse(head_dim, dtype)}
+    return choose_backend(name, _BACKENDS, refusals, what="attention backend", device=jax.default_backend())
 
 
 def paged_attention(

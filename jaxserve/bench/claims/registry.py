@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,19 +32,8 @@ FULL = Sizes(
     num_long=4,
     chunk=512,
 )
-QUICK = Sizes(
-    context=2048,
-    regions=4,
-    mixed=tuple(islice(mixed_lengths(), 16)),
-    seats=4,
-    prefix=1024,
-    own=32,
-    later=3,
-    streams=4,
-    stream=(32, 64),
-    long=(2000, 4),
-    num_long=1,
-    chunk=512,
+QUICK = replace(
+    FULL, regions=4, mixed=FULL.mixed[:16], seats=4, later=3, streams=4, stream=(32, 64), long=(2000, 4), num_long=1
 )
 
 
