@@ -55,6 +55,12 @@ class ModelOptions:
         "GGUF file; auto keeps them where there are native CPU kernels for them, else it is none.",
         choices=("auto", "none", "int8", "gguf"),
     )
+    activation_quantization: str = _flag(
+        "none",
+        "What quantised weights are multiplied with: activations as they are, or rounded to int8 in groups of 32 while "
+        "they are multiplied, as llama.cpp does: faster, and tokens may differ.",
+        choices=("none", "int8"),
+    )
     weight_cache_dir: str | None = _flag(
         None,
         "Folder for converted weights; by default ~/.cache/jaxserve/weights, for GGUF files alone; 'off' keeps none.",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from tqdm.auto import tqdm
 
 from jaxserve.blocks import make_blocks
-from jaxserve.config import EngineConfig, SchedulerConfig
+from jaxserve.config import EngineConfig, ModelOptions, SchedulerConfig
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.input import InputProcessor
 from jaxserve.errors import ConfigError, ShapeMismatchError
@@ -89,7 +89,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     tell("loading weights", 0.0)
     dtype = _dtype(config, model)
     backend = _select_backend(config, model, dtype)
-    form = _weight_form(config.model.quantization, opened)
+    form = _weight_form(config.model, opened)
     with phase("weights"):
         params = opened.load(dtype, form=form)
     _log.info("weights in memory: %s", describe(params))
@@ -174,8 +174,9 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def _weight_form(asked: str, opened: OpenedModel) -> WeightForm:
+def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
     """Which leaves the weights become. Without a native kernel they are plain, unless something else is asked for."""
+    asked = options.quantization
     backend, why = select_packed_backend("auto")
     native = backend != "reference"
     if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
@@ -185,7 +186,13 @@ def _weight_form(asked: str, opened: OpenedModel) -> WeightForm:
         )
     if asked == "auto":
         asked = "gguf" if native and opened.kept_kinds else "none"
-    form = WeightForm(asked, packed=native, backend=backend)
+    activation_bits = 8 if options.activation_quantization == "int8" else 16
+    form = WeightForm(asked, packed=native, backend=backend, activation_bits=activation_bits)
+    if activation_bits == 8 and not form.is_quantised:
+        raise ConfigError(
+            "--activation-quantization int8 needs quantised weights, and those of this model are floats: add "
+            "--quantization int8 or, for a quantised GGUF file, --quantization gguf"
+        )
     if native:
         _log.info("products with packed weights: %s (%s)", backend, why)
     elif form.is_quantised:

@@ -22,15 +22,17 @@ class PackedLeaf:
         weight: the values.
         backend: who computes products with it (see ``pallas_kernels.packed_matmul.select_backend``).
         dtype: of the vectors that ``take`` gives: that of the model's activations, however the values are stored.
+        activation_bits: 8 if products with quantised values round the other factor too, else 16.
     """
 
     weight: PackedWeight
     backend: str = struct.field(pytree_node=False)
     dtype: np.dtype[Any] = struct.field(pytree_node=False)
+    activation_bits: int = struct.field(pytree_node=False, default=16)
 
     def matmul(self, x: jax.Array) -> jax.Array:
         """x [T, I] -> [T, O] float32."""
-        return packed_matmul(x, self.weight, backend=self.backend)
+        return packed_matmul(x, self.weight, activation_bits=self.activation_bits, backend=self.backend)
 
     def take(self, columns: jax.Array) -> jax.Array:
         """Columns [T] -> [T, I] in ``dtype``."""
@@ -40,7 +42,7 @@ class PackedLeaf:
     def kind(self) -> str:
         """How a value is stored: a float's name, int8 or int4."""
         name = self.weight.data.dtype.name
-        return "int4" if name == "uint8" else name
+        return "int4" if name == "uint32" else name
 
 
 Leaf = jax.Array | PackedLeaf

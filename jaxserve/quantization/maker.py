@@ -37,11 +37,13 @@ class WeightForm:
         quantization: "none"; "int8" made on load; or "gguf", the blocks of a GGUF file as they are.
         packed: matrices of floats are packed too, for the backend's sake.
         backend: who computes products with packed leaves.
+        activation_bits: see ``PackedLeaf``.
     """
 
     quantization: str = "none"
     packed: bool = False
     backend: str = "reference"
+    activation_bits: int = 16
 
     @property
     def is_quantised(self) -> bool:
@@ -104,7 +106,7 @@ class LeafMaker:
         return self._form.quantization == "int8" and spec.is_factor and spec.size_in % GROUP == 0
 
     def _packed(self, weight: PackedWeight) -> PackedLeaf:
-        return PackedLeaf(jax.device_put(weight), self._form.backend, self._dtype)
+        return PackedLeaf(jax.device_put(weight), self._form.backend, self._dtype, self._form.activation_bits)
 
 
 def as_factor(array: Array, spec: ParamSpec) -> Array:

@@ -74,7 +74,7 @@ def sample(
     state = replace(
         state,
         last_token=state.last_token.at[params.rows].set(tokens),
-        counts=jax.lax.cond(penalised, _count, lambda counts, *_: counts, state.counts, params.rows, tokens),
+        counts=_count(state.counts, params.rows, tokens, penalised),
     )
     return _with_logprobs(logits, tokens, params), state
 
@@ -117,9 +117,10 @@ def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row)(seeds, positions)
 
 
-def _count(counts: jax.Array, rows: jax.Array, tokens: jax.Array) -> jax.Array:
+def _count(counts: jax.Array, rows: jax.Array, tokens: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Adds nothing, in place, where it is not wanted: a condition would copy the counts of the whole vocabulary."""
     full = counts[rows, tokens] & (IN_PROMPT - 1) == IN_PROMPT - 1
-    return counts.at[rows, tokens].add(jnp.where(full, 0, 1).astype(jnp.int16))
+    return counts.at[rows, tokens].add(jnp.where(full | ~wanted, 0, 1).astype(jnp.int16))
 
 
 def _unpack(mask: jax.Array, vocab_size: int) -> jax.Array:

@@ -12,7 +12,7 @@ from pallas_kernels.selection import choose_backend
 
 __all__ = ["Backend", "packed_matmul", "select_backend"]
 
-Backend = Callable[[jax.Array, PackedWeight], jax.Array]
+Backend = Callable[[jax.Array, PackedWeight, int], jax.Array]
 """Same signature as ``packed_matmul`` without ``backend``."""
 
 _BACKENDS: dict[str, Backend] = {"cpu": cpu.packed_matmul, "reference": reference.packed_matmul}
@@ -29,12 +29,18 @@ def select_backend(name: str) -> tuple[str, str]:
     )
 
 
-def packed_matmul(x: jax.Array, weight: PackedWeight, *, backend: str = "reference") -> jax.Array:
+def packed_matmul(
+    x: jax.Array, weight: PackedWeight, *, activation_bits: int = 16, backend: str = "reference"
+) -> jax.Array:
     """x [T, I] of any float dtype times a packed weight [I, O] -> [T, O] float32.
 
     Args:
         x: the left factor.
         weight: the right one; what it stands for is ``format.unpack``.
+        activation_bits: 16, where x is multiplied as it is; or 8, where it is rounded to integers of 8 bits, with a
+            scale per group of 32 inputs, before it is multiplied with a quantised weight.
         backend: who computes it (see ``select_backend``).
     """
-    return _BACKENDS[backend](x, weight)
+    if activation_bits not in (8, 16):
+        raise ValueError(f"activation_bits is 8 or 16, not {activation_bits}")
+    return _BACKENDS[backend](x, weight, activation_bits)

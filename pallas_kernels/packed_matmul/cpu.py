@@ -1,6 +1,7 @@
 """CPU backend: a C++ kernel that reads each panel once (``native/src/matmul.h``).
 
-Every element is one chain of sums over the inputs in order: a row's result does not depend on the rows beside it.
+Every element is one chain of sums over the inputs (or their groups) in order: a row's result does not depend on the
+rows beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def refuse() -> str | None:
     return "it runs on the CPU only" if jax.default_backend() != "cpu" else native.missing()
 
 
-def packed_matmul(x: jax.Array, weight: PackedWeight) -> jax.Array:
+def packed_matmul(x: jax.Array, weight: PackedWeight, activation_bits: int) -> jax.Array:
     """See ``api.packed_matmul``."""
     native.load()
     none = np.zeros(0, np.float16)
@@ -29,4 +30,5 @@ def packed_matmul(x: jax.Array, weight: PackedWeight) -> jax.Array:
         weight.data,
         none if weight.scale is None else weight.scale,
         none if weight.offset is None else weight.offset,
+        activation_bits=np.int64(activation_bits),
     )

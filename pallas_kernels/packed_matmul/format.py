@@ -2,7 +2,8 @@
 
 A panel holds 16 columns of a weight [I, O], input by input: one row of a panel is one cache line of float32, or one to
 four vector registers, whatever the CPU. Quantised panels keep groups of 32 inputs with one scale (and offset) per
-column and group, the blocks of GGUF's Q4_0, Q4_1 and Q8_0: a weight is ``scale * q + offset``.
+column and group, the blocks of GGUF's Q4_0, Q4_1 and Q8_0: a weight is ``scale * q + offset``. Inputs of a
+column lie together, two of 8 bits or eight of 4: instructions that multiply integers add the products of neighbours.
 
 Letters: I inputs, O outputs, P panels, G groups of inputs.
 """
@@ -25,6 +26,9 @@ PANEL = 16
 GROUP = 32
 """Inputs that share a scale."""
 
+_INPUTS = {"int8": 2, "uint32": 8}  # inputs per row of a panel; of floats, one
+_SHIFTS = np.array([0, 8, 16, 24, 4, 12, 20, 28], np.uint32)  # of the eight inputs of a word
+
 Array = NDArray[Any]
 
 
@@ -33,8 +37,8 @@ class PackedWeight:
     """A weight [I, O] in panels; columns past O are zeros.
 
     Attributes:
-        data: [P, I, 16] float32, bfloat16, float16 or int8; [P, I / 2, 16] uint8 for 4 bits (0..15), an even input in
-            the low half of a byte and the next one in its high half.
+        data: [P, I, 16] float32, bfloat16 or float16; [P, I / 2, 16, 2] int8; [P, I / 8, 16] uint32 for 4 bits (0..15),
+            where input i of eight is the low half of byte i, or the high half of byte i - 4.
         scale: [P, G, 16] float16 of int8 and 4 bits, else None.
         offset: [P, G, 16] float16 of 4 bits, and of int8 where it has one, else None.
         size_out: O.
@@ -48,7 +52,7 @@ class PackedWeight:
     @property
     def shape(self) -> tuple[int, int]:
         """(I, O)."""
-        return self.data.shape[1] * (2 if self.data.dtype == jnp.uint8 else 1), self.size_out
+        return self.data.shape[1] * _INPUTS.get(self.data.dtype.name, 1), self.size_out
 
 
 def pack(weight: Array) -> PackedWeight:
@@ -58,14 +62,19 @@ def pack(weight: Array) -> PackedWeight:
 
 def pack_int8(q: Array, scale: Array, offset: Array | None = None) -> PackedWeight:
     """Pack q [I, O] int8 with scale and offset [I / 32, O]; see ``pack``."""
-    return PackedWeight(_panels(q.astype(np.int8)), *_scales(q, scale, offset), size_out=q.shape[1])
+    scales = _scales(q, scale, offset)
+    panels = _panels(q.astype(np.int8))
+    pairs = panels.reshape(panels.shape[0], -1, 2, PANEL).swapaxes(2, 3)
+    return PackedWeight(np.ascontiguousarray(pairs), *scales, size_out=q.shape[1])
 
 
 def pack_int4(q: Array, scale: Array, offset: Array) -> PackedWeight:
     """Pack q [I, O] in 0..15 with scale and offset [I / 32, O]; see ``pack``."""
     scales = _scales(q, scale, offset)
     panels = _panels(q.astype(np.uint8))
-    return PackedWeight(panels[:, 0::2] | (panels[:, 1::2] << 4), *scales, size_out=q.shape[1])
+    eights = panels.reshape(panels.shape[0], -1, len(_SHIFTS), PANEL).astype(np.uint32)
+    words = np.bitwise_or.reduce(eights << _SHIFTS[:, None], axis=2)
+    return PackedWeight(words, *scales, size_out=q.shape[1])
 
 
 def unpack(weight: PackedWeight) -> jax.Array:
@@ -78,7 +87,7 @@ def take_columns(weight: PackedWeight, columns: jax.Array) -> jax.Array:
     panel, lane = columns // PANEL, columns % PANEL
 
     def take(array: jax.Array | Array) -> jax.Array:
-        return jnp.asarray(array)[panel, :, lane][:, :, None]  # [T, I or G, 1]
+        return jnp.asarray(array)[panel, :, lane][:, :, None]  # [T, I, I / 2, I / 8 or G, 1, ...]
 
     return _values(*jax.tree.map(take, (weight.data, weight.scale, weight.offset)))[:, :, 0]
 
@@ -104,10 +113,11 @@ def _scales(q: Array, scale: Array, offset: Array | None) -> tuple[Array, Array 
 
 
 def _values(data: jax.Array, scale: jax.Array | None, offset: jax.Array | None) -> jax.Array:
-    """Panels [P, I or I / 2, n] and their scales -> values [P, I, n]."""
+    """Panels of n columns and their scales -> values [P, I, n]."""
     if scale is None:
         return data
-    if data.dtype == jnp.uint8:
-        data = jnp.stack([data & 15, data >> 4], axis=2).reshape(data.shape[0], -1, data.shape[2])
+    # [P, I / 2, 2, n] or [P, I / 8, 8, n]
+    inputs = data.swapaxes(2, 3) if data.dtype == jnp.int8 else data[:, :, None] >> _SHIFTS[:, None] & 15
+    data = inputs.reshape(data.shape[0], -1, data.shape[2])
     values = data.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), GROUP, axis=1)
     return values if offset is None else values + jnp.repeat(offset.astype(jnp.float32), GROUP, axis=1)

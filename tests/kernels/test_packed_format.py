@@ -87,11 +87,18 @@ def test_columns_past_the_last_are_zeros(kind: str) -> None:
     assert not np.asarray(unpack(whole))[:, PANEL + 3 :].any()
 
 
-def test_inputs_lie_pairwise_in_a_byte_the_even_one_low() -> None:
+def test_eight_inputs_of_four_bits_lie_in_a_word_the_first_four_low() -> None:
     q = np.zeros((GROUP, 1), np.uint8)
-    q[:4, 0] = [1, 2, 3, 15]
+    q[:9, 0] = [1, 2, 3, 4, 5, 6, 7, 8, 15]
     scale = np.ones((1, 1), np.float16)
-    assert np.asarray(pack_int4(q, scale, scale).data)[0, :3, 0].tolist() == [0x21, 0xF3, 0]
+    assert np.asarray(pack_int4(q, scale, scale).data)[0, :3, 0].tolist() == [0x84736251, 0xF, 0]
+
+
+def test_two_inputs_of_eight_bits_lie_together() -> None:
+    q = np.zeros((GROUP, 2), np.int8)
+    q[:3] = [[1, -1], [2, -2], [3, -3]]
+    data = np.asarray(pack_int8(q, np.ones((1, 2), np.float16)).data)
+    assert data[0, :2, :2].tolist() == [[[1, 2], [-1, -2]], [[3, 0], [-3, 0]]]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +121,12 @@ def test_the_reference_multiplies_in_float32(kind: str, dtype: np.dtype[Any]) ->
     out = jax.jit(packed_matmul)(x, weight)
     assert out.dtype == np.float32
     np.testing.assert_allclose(out, x.astype(np.float64) @ values.astype(np.float64), rtol=1e-5, atol=1e-3)
+
+
+def test_activations_have_8_or_16_bits() -> None:
+    weight, _ = packed("int4", GROUP, PANEL, 0)
+    with pytest.raises(ValueError, match="activation_bits is 8 or 16, not 4"):
+        packed_matmul(np.ones((1, GROUP), np.float32), weight, activation_bits=4)
 
 
 def test_unknown_backends_are_refused_with_the_known_ones() -> None:

@@ -28,8 +28,15 @@ def make_weight(kind: str, size_in: int, size_out: int) -> PackedWeight:
     return pack_int8(q, scale, offset if kind == "int8 with offset" else None)
 
 
-def product(x: Any, weight: PackedWeight, backend: str) -> np.ndarray:
-    return np.asarray(jax.jit(partial(packed_matmul, backend=backend))(x, weight))
+def product(x: Any, weight: PackedWeight, backend: str, activation_bits: int = 16) -> np.ndarray:
+    return np.asarray(jax.jit(partial(packed_matmul, backend=backend, activation_bits=activation_bits))(x, weight))
+
+
+def rounded(x: np.ndarray, limit: int) -> np.ndarray:
+    """x in groups of 32, in multiples of a scale that makes the largest value ``limit``."""
+    groups = x.astype(np.float64).reshape(x.shape[0], -1, 32)
+    scale = np.abs(groups).max(axis=2, keepdims=True) / limit
+    return (np.round(groups / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,6 +49,37 @@ def test_equals_the_product_in_float64(backend: str, kind: str, size_in: int, si
         x = rng.standard_normal((rows, size_in)).astype(np.float32)
         scale = np.abs(x).astype(np.float64) @ np.abs(exact)
         assert (np.abs(product(x, weight, backend) - x @ exact) <= 2e-6 * scale).all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8 with offset", "int4", "float32"])
+@pytest.mark.parametrize(("size_in", "size_out"), [(64, 16), (1056, 50)])
+def test_activations_of_8_bits_are_rounded_in_groups(backend: str, kind: str, size_in: int, size_out: int) -> None:
+    weight = make_weight(kind, size_in, size_out)
+    exact = np.asarray(unpack(weight)).astype(np.float64)
+    rng = np.random.default_rng(1)
+    for rows in (1, 2, 7, 100):
+        x = rng.standard_normal((rows, size_in)).astype(np.float32)
+        x[0, :32] = 0
+        meant = x if kind == "float32" else rounded(x, 127)
+        scale = np.abs(x).astype(np.float64) @ np.abs(exact)
+        # A value half-way between two integers may go either way: one step of one value in some thousand.
+        wrong = np.abs(product(x, weight, backend, 8) - meant @ exact) > 2e-6 * scale
+        assert wrong.mean() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_largest_integers_do_not_overflow(backend: str, kind: str) -> None:
+    scale, offset = np.full((2, 16), 0.5, np.float16), np.zeros((2, 16), np.float16)
+    if kind == "int4":
+        weight = pack_int4(np.full((64, 16), 15), scale, offset)
+    else:
+        weight = pack_int8(np.full((64, 16), -128), scale)
+    most = 15 if kind == "int4" else -128
+    for rows in (1, 9):
+        for bits in (8, 16):
+            for sign in (1, -1):
+                out = product(np.full((rows, 64), sign * 3.0, np.float32), weight, backend, bits)
+                np.testing.assert_allclose(out, np.full((rows, 16), sign * 64 * 3.0 * 0.5 * most), rtol=1e-6)
 
 
 def test_depths_that_are_no_multiple_of_anything(backend: str) -> None:
@@ -59,13 +97,14 @@ def test_narrow_rows_are_multiplied_in_float32(backend: str, dtype: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-neon"], indirect=True)
-@pytest.mark.parametrize("kind", ["float32", "int4"])
-def test_a_row_does_not_depend_on_the_rows_beside_it(backend: str, kind: str) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(backend: str, kind: str, bits: int) -> None:
     weight = make_weight(kind, 576, 160)
     x = np.random.default_rng(0).standard_normal((200, 576)).astype(np.float32)
-    together = product(x, weight, backend)
+    together = product(x, weight, backend, bits)
     for rows in (1, 2, 4, 7, 64):
-        assert np.array_equal(product(x[:rows], weight, backend), together[:rows])
+        assert np.array_equal(product(x[:rows], weight, backend, bits), together[:rows])
 
 
 def test_a_row_of_nan_spoils_no_other(backend: str) -> None:

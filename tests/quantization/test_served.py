@@ -14,6 +14,7 @@ from jaxserve.config import ModelOptions
 from jaxserve.errors import ConfigError
 from jaxserve.quantization import PackedLeaf, WeightForm
 from jaxserve.weights import open_model
+from pallas_kernels.packed_matmul import select_backend
 from tests.models.dense import all_logits
 from tests.tokenizer.samples import byte_level_metadata
 from tests.weights.checkpoints import tiny_model, write_gguf
@@ -47,6 +48,32 @@ def test_greedy_tokens_are_those_of_the_logits(
         best = all_logits(params, opened.config, prompt + tokens).argmax(axis=1)
         assert tokens == best[len(prompt) - 1 : -1].tolist()
         assert len(np.unique(tokens)) > 1
+
+
+def test_rounded_activations_are_served(tmp_path: Path) -> None:
+    """Their tokens are those of leaves that round, and their log probabilities are not those of leaves that do not."""
+    path = write(tmp_path / "model.gguf", "Q4_1")
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    made: dict[str, list[Any]] = {}
+    for how in ("none", "int8"):
+        with LLM(path, quantization="gguf", activation_quantization=how, **SETTINGS) as llm:
+            made[how] = llm.generate(PROMPTS, greedy, use_tqdm=False)
+    opened = open_model(ModelOptions(str(path), weight_cache_dir="off"))
+    backend = select_backend("auto")[0]
+    params = opened.load("float32", form=WeightForm("gguf", backend=backend, activation_bits=8))
+    for prompt, output, plain in zip(PROMPTS, made["int8"], made["none"], strict=True):
+        tokens = list(output.outputs[0].token_ids)
+        best = all_logits(params, opened.config, prompt + tokens).argmax(axis=1)
+        assert tokens == best[len(prompt) - 1 : -1].tolist()
+        assert output.outputs[0].cumulative_logprob != plain.outputs[0].cumulative_logprob
+
+
+def test_activations_are_rounded_only_beside_quantised_weights(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "Q4_1")
+    with pytest.raises(
+        ConfigError, match=r"quantization int8 needs quantised weights.*--quantization int8"
+    ):
+        LLM(path, quantization="none", activation_quantization="int8", **SETTINGS)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])

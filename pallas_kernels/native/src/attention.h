@@ -12,9 +12,9 @@
 namespace jaxserve {
 namespace JAXSERVE_ISA {
 
-constexpr int kFewChunk = 128;   // cached tokens at a time, for few queries
+constexpr int kFewChunk = 32;   // cached tokens at a time, for few queries
 constexpr int kManyChunk = 64;   // and for many
-constexpr int kAhead = 16;       // cached tokens that are fetched ahead of use
+constexpr int kTogether = 4;     // cached tokens that meet a query at a time
 constexpr float kMasked = -1e30f;
 
 // Memory of one thread, kept between calls.
@@ -38,17 +38,19 @@ struct Scratch {
 struct Queries {
   const AttentionArgs& a;
   int64_t group;           // query heads per KV head
-  int64_t rows;            // queries * group, ordered by query
+  int64_t rows_of_head;    // queries * group, ordered by query
+  int64_t rows;            // of all heads of the item
   int64_t first_position;  // of the first query
   int64_t begin, end;      // cached tokens that any query sees
   const int32_t* table;
-  int64_t head;            // KV head
+  int64_t head;            // first KV head
   int64_t token;           // first query token
   bool few;                // whether the whole row has few queries
 
   Queries(const AttentionArgs& args, const AttentionItem& item) : a(args) {
     group = a.heads / a.kv_heads;
-    rows = item.count * group;
+    rows_of_head = item.count * group;
+    rows = rows_of_head * item.kv_heads;
     int64_t queries = a.query_start[item.row + 1] - a.query_start[item.row];
     first_position = a.kv_lens[item.row] - queries + item.first;
     end = first_position + item.count;
@@ -60,17 +62,33 @@ struct Queries {
   }
 
   // Index of query row `r` in q and out, in elements.
-  int64_t at(int64_t r) const { return ((token + r / group) * a.heads + head * group + r % group) * a.dim; }
+  int64_t at(int64_t r) const {
+    int64_t query = r % rows_of_head / group, kv_head = head + r / rows_of_head;
+    return ((token + query) * a.heads + kv_head * group + r % group) * a.dim;
+  }
 
-  // Index of a cached token in the pools, in elements.
+  // Index of a cached token of the first head in the pools, in elements; those of the item's heads lie together.
   int64_t slot(int64_t position) const {
     int64_t block = table[position / a.block_size];
     return ((block * a.block_size + position % a.block_size) * a.kv_heads + head) * a.dim;
   }
 
+  // The same of `count` tokens from `first` on; those past the last one are the last one.
+  void slots(int64_t first, int64_t count, int64_t* out) const {
+    int64_t block = first / a.block_size, within = first % a.block_size;
+    const int64_t step = a.kv_heads * a.dim;
+    for (int64_t j = 0; j < count; j++) {
+      out[j] = first + j < end ? (table[block] * a.block_size + within) * step + head * a.dim : out[j - 1];
+      if (++within == a.block_size) {
+        within = 0;
+        block++;
+      }
+    }
+  }
+
   // Tokens [low, high) of the chunk at `start` that query row `r` sees, counted within the chunk.
   void range(int64_t r, int64_t start, int64_t chunk, int64_t* low, int64_t* high) const {
-    int64_t position = first_position + r / group;
+    int64_t position = first_position + r % rows_of_head / group;
     *high = least(position + 1 - start, chunk);
     *low = a.window > 0 && position + 1 - a.window > start ? least(position + 1 - a.window - start, chunk) : 0;
   }
@@ -124,16 +142,18 @@ void store_outputs(const Queries& s, const Softmax* softmax, const float* sums) 
 }
 
 // ---- few queries
+// Scores of one query with kTogether keys: its vectors are loaded once, and the sums are in flight together.
 template <typename KV>
-inline float dot(const float* q, const KV* k, int64_t dim) {
-  Vec even{}, odd{};
+inline void dots(const float* q, const KV* const* k, int64_t offset, int64_t dim, float* out) {
+  Vec even[kTogether] = {}, odd[kTogether] = {};
   int64_t d = 0;
-  for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    even += load(q + d) * load(k + d);
-    odd += load(q + d + kLanes) * load(k + d + kLanes);
-  }
-  if (d < dim) even += load(q + d) * load(k + d);
-  return sum(even + odd);
+  for (; d + 2 * kLanes <= dim; d += 2 * kLanes)
+    for (int j = 0; j < kTogether; j++) {
+      even[j] += load(q + d) * load(k[j] + offset + d);
+      odd[j] += load(q + d + kLanes) * load(k[j] + offset + d + kLanes);
+    }
+  for (int j = 0; d < dim && j < kTogether; j++) even[j] += load(q + d) * load(k[j] + offset + d);
+  for (int j = 0; j < kTogether; j++) out[j] = sum(even[j] + odd[j]);
 }
 
 // sums [kVecs * lanes] = sums * keep + weights [count] times rows of v.
@@ -153,35 +173,39 @@ inline void fetch(const KV* p, int64_t dim) {
 
 template <typename KV>
 void attend_few(const Queries& s, const float* q, Softmax* softmax, float* sums) {
-  const int64_t dim = s.a.dim;
-  const KV* keys[kFewChunk + kAhead];
-  const KV* values[kFewChunk];
+  const int64_t dim = s.a.dim, heads = s.rows / s.rows_of_head;
+  int64_t slots[2 * kFewChunk];
+  const KV* keys[2 * kFewChunk];  // of this chunk and of the next one
+  const KV* values[2 * kFewChunk];
   alignas(64) float scores[kFewChunk];
   for (int64_t start = s.begin / kFewChunk * kFewChunk; start < s.end; start += kFewChunk) {
     int64_t skipped = s.begin > start ? s.begin - start : 0;
     int64_t count = least(kFewChunk, s.end - start);
-    for (int64_t j = skipped; j < count + kAhead; j++) {
-      int64_t slot = s.slot(least(start + j, s.end - 1));
+    s.slots(start + skipped, 2 * kFewChunk - skipped, slots + skipped);
+    for (int64_t j = 0; j < 2 * kFewChunk; j++) {
+      int64_t slot = slots[j < skipped ? skipped : j];
       keys[j] = static_cast<const KV*>(s.a.k) + slot;
-      if (j < count) values[j] = static_cast<const KV*>(s.a.v) + slot;
+      values[j] = static_cast<const KV*>(s.a.v) + slot;
     }
     for (int64_t r = 0; r < s.rows; r++) {
       int64_t low, high;
       s.range(r, start, count, &low, &high);
       if (low >= high) continue;
+      const int64_t head = r / s.rows_of_head * dim;
       memset(scores, 0, sizeof scores);
-      for (int64_t j = low; j < high; j++) {
-        if (r == 0) {  // memory is read once, by the first query; the others find it in the cache
-          fetch(keys[j + kAhead], dim);
-          fetch(values[j], dim);
+      for (int64_t j = low / kTogether * kTogether; j < high; j += kTogether) {
+        // Memory is never idle: all queries take turns in fetching the next chunk.
+        for (int64_t i = j + kFewChunk; j / kTogether % s.rows == r && i < j + kFewChunk + kTogether; i++) {
+          fetch(keys[i], heads * dim);
+          fetch(values[i], heads * dim);
         }
-        scores[j] = dot(q + r * dim, keys[j], dim);
+        dots(q + r * dim, keys + j, head, dim, scores + j);
       }
       float keep = softmax[r].step(scores, low, high, kFewChunk, s.a.soft_cap);
       float* out = sums + r * dim;
       int64_t d = 0;
-      for (; d + 8 * kLanes <= dim; d += 8 * kLanes) weigh<8>(scores + low, values + low, d, high - low, keep, out + d);
-      for (; d < dim; d += kLanes) weigh<1>(scores + low, values + low, d, high - low, keep, out + d);
+      for (; d + 8 * kLanes <= dim; d += 8 * kLanes) weigh<8>(scores + low, values + low, head + d, high - low, keep, out + d);
+      for (; d < dim; d += kLanes) weigh<1>(scores + low, values + low, head + d, high - low, keep, out + d);
     }
   }
 }

@@ -27,17 +27,42 @@ bool float_type(ffi::DataType type, Type* out) {
 
 bool weight_type(ffi::DataType type, Type* out) {
   if (type == ffi::DataType::S8) *out = Type::kInt8;
-  if (type == ffi::DataType::U8) *out = Type::kInt4;
-  return type == ffi::DataType::S8 || type == ffi::DataType::U8 || float_type(type, out);
+  if (type == ffi::DataType::U32) *out = Type::kInt4;
+  return type == ffi::DataType::S8 || type == ffi::DataType::U32 || float_type(type, out);
 }
 
 const uint16_t* halves(ffi::Buffer<ffi::DataType::F16>& buffer) {
   return buffer.element_count() == 0 ? nullptr : reinterpret_cast<const uint16_t*>(buffer.untyped_data());
 }
 
-// x [T, I], data [P, I or I / 2, 16], scale and offset [P, I / 32, 16] or [0] -> [T, O]
+// Memory that a thread keeps for its next call: a fresh large vector is paid for page by page.
+enum class Use { kWide, kIntegers, kScales };
+
+template <typename T, Use kUse>
+T* scratch(int64_t count) {
+  thread_local std::vector<T> kept;
+  if (static_cast<int64_t>(kept.size()) < count) kept.resize(count);
+  return kept.data();
+}
+
+// x rounded to 8 bits for products with int8 or int4.
+Rounded round_rows(const MatmulArgs& args) {
+  int64_t count = args.rows * args.depth, groups = count / kGroup;
+  float* scales = scratch<float, Use::kScales>(2 * groups);
+  Rounded rounded = {nullptr, nullptr, scales, scales + groups};
+  if (args.type == Type::kInt8) {
+    rounded.shorts = scratch<int16_t, Use::kIntegers>(count);
+  } else {
+    rounded.bytes = scratch<int8_t, Use::kIntegers>(count);
+  }
+  kernels().round(args.x, args.rows, args.depth, rounded);
+  return rounded;
+}
+
+// x [T, I], data in panels (see packed_matmul/format.py), scale and offset [P, I / 32, 16] or [0] -> [T, O]
 ffi::Error Matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer data, ffi::Buffer<ffi::DataType::F16> scale,
-                  ffi::Buffer<ffi::DataType::F16> offset, ffi::Result<ffi::Buffer<ffi::DataType::F32>> out) {
+                  ffi::Buffer<ffi::DataType::F16> offset, ffi::Result<ffi::Buffer<ffi::DataType::F32>> out,
+                  int64_t activation_bits) {
   MatmulArgs args{};
   Type x_type;
   if (!float_type(x.element_type(), &x_type)) return invalid("matmul: x is not of a float type");
@@ -51,19 +76,19 @@ ffi::Error Matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer data, f
   args.offset = halves(offset);
   args.out = out->typed_data();
   bool quantised = args.type == Type::kInt8 || args.type == Type::kInt4;
-  if (data.dimensions()[1] * (args.type == Type::kInt4 ? 2 : 1) != args.depth || data.dimensions()[2] != kPanel ||
+  if (static_cast<int64_t>(data.size_bytes()) != bytes_of(args.type, args.panels * args.depth * kPanel) ||
       args.panels != (args.size_out + kPanel - 1) / kPanel)
     return invalid("matmul: shapes do not fit");
   if (quantised && (args.depth % kGroup != 0 || args.scale == nullptr || (args.type == Type::kInt4 && args.offset == nullptr)))
     return invalid("matmul: scales do not fit");
 
-  std::vector<float> wide;
   args.x = static_cast<const float*>(x.untyped_data());
   if (x_type != Type::kFloat32) {
-    wide.resize(args.rows * args.depth);
-    kernels().widen(x_type, x.untyped_data(), wide.data(), args.rows * args.depth);
-    args.x = wide.data();
+    float* wide = scratch<float, Use::kWide>(args.rows * args.depth);
+    kernels().widen(x_type, x.untyped_data(), wide, args.rows * args.depth);
+    args.x = wide;
   }
+  if (quantised && activation_bits == 8) args.rounded = round_rows(args);
   // Rows of an item fit into the second-level cache; there are some items per thread, so that none waits long for the last.
   args.item_rows = std::min<int64_t>(args.rows, 16 * kernels().rows_step);
   int64_t threads = std::max<int64_t>(1, pool.num_threads());
@@ -110,14 +135,19 @@ ffi::Error WriteKV(ffi::AnyBuffer k_cache, ffi::AnyBuffer v_cache, ffi::AnyBuffe
   return ffi::Error::Success();
 }
 
+constexpr int64_t kRun = 2048;  // bytes of a token that an item with few queries reads, where it has the choice
+
 // Query tiles of all rows and KV heads. Prompt chunks come last in a step and take longest, so they are handed out first.
-std::vector<AttentionItem> attention_items(const AttentionArgs& args, int64_t rows, int32_t tile) {
+//
+// A row with few queries takes `heads` KV heads at a time: those of a token lie together, and memory is quickest in long runs.
+std::vector<AttentionItem> attention_items(const AttentionArgs& args, int64_t rows, int32_t tile, int32_t heads) {
   std::vector<AttentionItem> items;
   for (int32_t row = static_cast<int32_t>(rows) - 1; row >= 0; row--) {
     int32_t queries = args.query_start[row + 1] - args.query_start[row];
+    int32_t step = queries <= kFewQueries ? heads : 1;
     for (int32_t first = (queries - 1) / tile * tile; queries > 0 && first >= 0; first -= tile)
-      for (int32_t head = 0; head < args.kv_heads; head++)
-        items.push_back({row, head, first, std::min(queries - first, tile)});
+      for (int32_t head = 0; head < args.kv_heads; head += step)
+        items.push_back({row, head, std::min(step, static_cast<int32_t>(args.kv_heads) - head), first, std::min(queries - first, tile)});
   }
   return items;
 }
@@ -154,10 +184,12 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   int64_t owned = args.query_start[rows];
   memset(static_cast<char*>(args.out) + owned * token_bytes, 0, (q.dimensions()[0] - owned) * token_bytes);
   // Large tiles repack less; a few rows with few heads are cut smaller, for all threads to have work.
-  std::vector<AttentionItem> items;
-  for (int32_t tile = kQueryTile; tile >= 2 * kFewQueries; tile /= 2) {
-    items = attention_items(args, rows, tile);
-    if (static_cast<int64_t>(items.size()) >= 2 * pool.num_threads()) break;
+  int32_t tile = kQueryTile, heads = static_cast<int32_t>(std::max<int64_t>(1, kRun / (token_bytes / args.heads)));
+  std::vector<AttentionItem> items = attention_items(args, rows, tile, heads);
+  while (static_cast<int64_t>(items.size()) < 4 * pool.num_threads() && (heads > 1 || tile > 2 * kFewQueries)) {
+    if (heads == 1) tile /= 2;
+    heads = 1;
+    items = attention_items(args, rows, tile, heads);
   }
   parallel_for(pool, static_cast<int64_t>(items.size()), [&](int64_t i) { kernels().attention(args, items[i]); });
   return ffi::Error::Success();
@@ -181,7 +213,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_matmul, jaxserve::Matmul,
                                   .Arg<AnyBuffer>()
                                   .Arg<F16>()
                                   .Arg<F16>()
-                                  .Ret<F32>());
+                                  .Ret<F32>()
+                                  .Attr<int64_t>("activation_bits"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_rms_norm, jaxserve::RmsNorm,
                               xla::ffi::Ffi::Bind()

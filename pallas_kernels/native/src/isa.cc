@@ -26,7 +26,7 @@ void widen(Type type, const void* from, float* to, int64_t count) {
 #define JAXSERVE_STRING(x) JAXSERVE_STRING_(x)
 
 extern const Kernels table;
-const Kernels table = {JAXSERVE_STRING(JAXSERVE_ISA), kTileRows, matmul, attention, normalise, widen};
+const Kernels table = {JAXSERVE_STRING(JAXSERVE_ISA), kTileRows, matmul, round_rows, attention, normalise, widen};
 
 }  // namespace JAXSERVE_ISA
 }  // namespace jaxserve

@@ -9,13 +9,27 @@ namespace jaxserve {
 
 enum class Type { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
 
+// Bytes of `count` values.
+inline int64_t bytes_of(Type type, int64_t count) {
+  return type == Type::kFloat32 ? 4 * count : type == Type::kInt8 ? count : type == Type::kInt4 ? count / 2 : 2 * count;
+}
+
 constexpr int kPanel = 16;  // output columns of a panel
 constexpr int kGroup = 32;  // inputs that share a scale
 
-// out [rows, out_stride] = x [rows, depth] times a weight in panels (see packed_matmul/format.py).
+// Rows rounded to 8 bits, in groups of inputs: value = scale * integer.
+struct Rounded {
+  int16_t* shorts;  // [rows, depth] for int8 weights, else null
+  int8_t* bytes;    // [rows, depth] for int4 weights, else null
+  float* scale;     // [rows, depth / 32]; null: rows are not rounded
+  float* sum;       // [rows, depth / 32]: of a group's values
+};
+
+// out [rows, size_out] = x [rows, depth] times a weight in panels (see packed_matmul/format.py).
 struct MatmulArgs {
   const float* x;
-  const void* data;        // [panels, depth, 16] of `type`; int4: two inputs a byte
+  Rounded rounded;         // the same, if they meet quantised weights in integers
+  const void* data;        // [panels, depth, 16] of `type`; int8 in pairs, int4 in words of eight inputs
   Type type;
   const uint16_t* scale;   // [panels, depth / 32, 16] float16, or null
   const uint16_t* offset;  // the same, or null
@@ -24,9 +38,9 @@ struct MatmulArgs {
   int64_t item_rows, item_panels;  // size of an item
 };
 
-// Query tokens [first, first + count) of a row, for the query heads of one KV head.
+// Query tokens [first, first + count) of a row, for the query heads of KV heads [kv_head, kv_head + kv_heads).
 struct AttentionItem {
-  int32_t row, kv_head, first, count;
+  int32_t row, kv_head, kv_heads, first, count;
 };
 
 struct AttentionArgs {
@@ -64,6 +78,7 @@ struct Kernels {
   const char* name;
   int rows_step;  // rows of a full tile
   void (*matmul)(const MatmulArgs& args, int64_t item);
+  void (*round)(const float* x, int64_t rows, int64_t depth, const Rounded& out);
   void (*attention)(const AttentionArgs& args, const AttentionItem& item);
   void (*normalise)(const NormArgs& args, int64_t item);
   void (*widen)(Type type, const void* from, float* to, int64_t count);

@@ -1,7 +1,8 @@
-// Products with packed weights. Each panel is read from memory once per item and, where it is not float32, decoded into a
-// buffer that stays in the first-level cache while all rows of the item pass over it.
+// Products with packed weights. Each panel is read from memory once per item and, unless a tile can read it as it is, decoded
+// into a buffer that stays in the first-level cache while all rows of the item pass over it.
 #pragma once
 
+#include "quantised.h"
 #include "tile.h"
 
 namespace jaxserve {
@@ -11,112 +12,143 @@ constexpr int64_t kDepth = 256;  // inputs of a panel that are worked on at a ti
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// ---- a group of inputs of one panel, as float32 values: kInputs at a step, of vector `v` of the 16 columns
-template <typename T>
-struct FloatGroup {
-  static constexpr int kInputs = 1;
-  static constexpr bool kInPlace = sizeof(T) == sizeof(float);
-  const T* data;
-
-  FloatGroup(const MatmulArgs& a, int64_t at) : data(static_cast<const T*>(a.data) + at) {}
-  void values(int step, int v, Vec* out) const { out[0] = load(data + step * kPanel + v * kLanes); }
-};
-
-// Scale and offset of a group, 16 columns.
-struct Affine {
-  Vec scale[kPanelVecs];
-  Vec offset[kPanelVecs];
-
-  Affine(const MatmulArgs& a, int64_t at) {
-    int64_t group = at / kGroup;
-    for (int v = 0; v < kPanelVecs; v++) {
-      scale[v] = load(reinterpret_cast<const Float16*>(a.scale) + group + v * kLanes);
-      offset[v] = a.offset == nullptr ? Vec{} : load(reinterpret_cast<const Float16*>(a.offset) + group + v * kLanes);
-    }
-  }
-};
-
-struct Int8Group {
-  static constexpr int kInputs = 1;
-  static constexpr bool kInPlace = false;
-  Affine affine;
-  const int8_t* data;
-
-  Int8Group(const MatmulArgs& a, int64_t at) : affine(a, at), data(static_cast<const int8_t*>(a.data) + at) {}
-  void values(int step, int v, Vec* out) const {
-    out[0] = load(data + step * kPanel + v * kLanes) * affine.scale[v] + affine.offset[v];
-  }
-};
-
-struct Int4Group {
-  static constexpr int kInputs = 2;
-  static constexpr bool kInPlace = false;
-  Affine affine;
-  const uint8_t* data;
-
-  Int4Group(const MatmulArgs& a, int64_t at) : affine(a, at), data(static_cast<const uint8_t*>(a.data) + at / 2) {}
-  void values(int step, int v, Vec* out) const {
-    Ints pair = load_octets(data + step * kPanel + v * kLanes);
-    out[0] = to_float(pair & 15) * affine.scale[v] + affine.offset[v];
-    out[1] = to_float(pair >> 4) * affine.scale[v] + affine.offset[v];
-  }
-};
-
-// Inputs [begin, begin + count) of a panel, decoded into `out`.
-template <typename Group>
-void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, float* out) {
-  for (int64_t first = 0; first < count; first += kGroup) {
-    Group group(a, (panel * a.depth + begin + first) * kPanel);
-    int steps = static_cast<int>(least(kGroup, count - first)) / Group::kInputs;
-    for (int step = 0; step < steps; step++)
-      for (int v = 0; v < kPanelVecs; v++) {
-        Vec values[Group::kInputs];
-        group.values(step, v, values);
-        for (int i = 0; i < Group::kInputs; i++)
-          store(out + (first + step * Group::kInputs + i) * kPanel + v * kLanes, values[i]);
-      }
-  }
-}
-
-// One row: values go from registers into sums, in the order of `multiply` and with its result.
-template <typename Group, int kPanels>
-void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel) {
-  Vec sums[kPanels][kPanelVecs] = {};
-  const float* x = a.x + row * a.depth;
-  for (int64_t begin = 0; begin < a.depth; begin += kGroup) {
-    int steps = static_cast<int>(least(kGroup, a.depth - begin)) / Group::kInputs;
-    const Group first(a, (panel * a.depth + begin) * kPanel);
-    const Group last(a, ((panel + kPanels - 1) * a.depth + begin) * kPanel);
-    for (int step = 0; step < steps; step++)
-      for (int p = 0; p < kPanels; p++)
-        for (int v = 0; v < kPanelVecs; v++) {
-          Vec values[Group::kInputs];
-          (p == 0 ? first : last).values(step, v, values);
-          for (int i = 0; i < Group::kInputs; i++) sums[p][v] += values[i] * x[begin + step * Group::kInputs + i];
-        }
-  }
-  for (int p = 0; p < kPanels; p++)
-    for (int v = 0; v < kPanelVecs; v++) store(a.out + row * a.size_out + (panel + p) * kPanel + v * kLanes, sums[p][v]);
-}
-
-// ---- rows of an item
+// Rows of an item times a few panels, over some of their inputs.
 struct Block {
   int64_t row, rows;      // of x and out
   int64_t panel, panels;  // 1, 2 or 4 panels, none of them ragged but a single one
   int64_t begin, count;   // inputs
-  const float* weights;   // [panels, stride]
+  const void* weights;    // [panels, stride] decoded
   int64_t stride;
   int64_t width;          // columns of a panel that exist
   const char* next;       // what follows the block's weights in memory
   int64_t bytes;          // size of the block's weights there
 };
 
-inline int64_t bytes_of(Type type, int64_t count) {
-  return type == Type::kFloat32 ? 4 * count : type == Type::kInt8 ? count : type == Type::kInt4 ? count / 2 : 2 * count;
+// ---- forms of weights: what a tile reads, and how it comes there
+template <typename T>
+struct Floats {
+  using Decoded = float;
+  static constexpr bool kInPlace = sizeof(T) == sizeof(float);
+  static constexpr int kInputs = 1;  // inputs per decoded element
+
+  static void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, float* out) {
+    const T* data = static_cast<const T*>(a.data) + (panel * a.depth + begin) * kPanel;
+    for (int64_t i = 0; i < count * kPanel; i += kLanes) store(out + i, load(data + i));
+  }
+
+  static Tile tile(const MatmulArgs& a, const Block& b, int64_t row, float* out, int64_t out_stride) {
+    const float* weights = static_cast<const float*>(b.weights);
+    return {a.x + row * a.depth + b.begin, a.depth, weights, b.stride, b.count, out, out_stride, b.begin > 0, nullptr, 0};
+  }
+
+  // One row: values go from registers into sums, in the order of `multiply` and with its result.
+  template <int kPanels>
+  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kPanels][kPanelVecs]) {
+    const float* x = a.x + row * a.depth;
+    const T* data = static_cast<const T*>(a.data) + panel * a.depth * kPanel;
+    for (int64_t i = 0; i < a.depth; i++)
+      for (int p = 0; p < kPanels; p++)
+        for (int v = 0; v < kPanelVecs; v++) sums[p][v] += load(data + (p * a.depth + i) * kPanel + v * kLanes) * x[i];
+  }
+};
+
+// Where the panels of a quantised weight begin.
+template <int kPanels>
+struct Panels {
+  const char* data[kPanels];
+
+  Panels(const MatmulArgs& a, int64_t panel) {
+    for (int p = 0; p < kPanels; p++)
+      data[p] = static_cast<const char*>(a.data) + bytes_of(a.type, (panel + p) * a.depth * kPanel);
+  }
+};
+
+template <typename Weights>
+struct Dequantised : Floats<float> {
+  static constexpr bool kInPlace = false;
+
+  static void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, float* out) {
+    const Panels<1> panels(a, panel);
+    for (int64_t first = 0; first < count; first += kGroup) {
+      const Affine affine = affine_of(a, panel, (begin + first) / kGroup);
+      each_value<Weights, 1>(panels.data, &affine, (begin + first) / kGroup, [&](int, int v, int i, Vec value) {
+        store(out + (first + i) * kPanel + v * kLanes, value);
+      });
+    }
+  }
+
+  template <int kPanels>
+  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kPanels][kPanelVecs]) {
+    const Panels<kPanels> panels(a, panel);
+    const float* x = a.x + row * a.depth;
+    for (int64_t group = 0; group < a.depth / kGroup; group++, x += kGroup) {
+      const Affine affine[2] = {affine_of(a, panel, group), affine_of(a, panel + kPanels - 1, group)};
+      each_value<Weights, kPanels>(panels.data, affine, group,
+                                   [&](int p, int v, int i, Vec value) { sums[p][v] += value * x[i]; });
+    }
+  }
+};
+
+template <typename Weights>
+struct RoundedRows {
+  using Decoded = int32_t;
+  static constexpr bool kInPlace = false;
+  static constexpr int kInputs = Weights::kInputs;
+
+  static void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, int32_t* out) {
+    unpack_panel<Weights>(a, panel, begin, count, out);
+  }
+
+  static RoundedTile<Weights> tile(const MatmulArgs& a, const Block& b, int64_t row, float* out, int64_t out_stride) {
+    int64_t first = row * a.depth + b.begin;
+    int64_t affine = (b.panel * a.depth + b.begin) / kGroup * kPanel;
+    Rounded x = a.rounded;
+    x.shorts = x.shorts == nullptr ? nullptr : x.shorts + first;
+    x.bytes = x.bytes == nullptr ? nullptr : x.bytes + first;
+    x.scale += first / kGroup;
+    x.sum += first / kGroup;
+    const int32_t* weights = static_cast<const int32_t*>(b.weights);
+    const uint16_t* offset = a.offset == nullptr ? nullptr : a.offset + affine;
+    return {x, a.depth, weights, b.stride, a.scale + affine, offset, b.count, out, out_stride, b.begin > 0, nullptr, 0};
+  }
+
+  template <int kPanels>
+  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec out[kPanels][kPanelVecs]) {
+    const Panels<kPanels> panels(a, panel);
+    const auto* x = Weights::row(a.rounded) + row * a.depth;
+    int64_t groups = a.depth / kGroup;
+    for (int64_t group = 0; group < groups; group++, x += kGroup) {
+      typename Weights::Sums sums[kPanels][kPanelVecs] = {};
+      for (int i = 0; i < Weights::kSteps; i += Weights::kUnpacked)
+        for (int p = 0; p < kPanels; p++)
+          for (int v = 0; v < kPanelVecs; v++) {
+            Ints lanes[Weights::kUnpacked];
+            Weights::load_steps(panels.data[p], (group * Weights::kSteps + i) / Weights::kUnpacked, v, lanes);
+            for (int j = 0; j < Weights::kUnpacked; j++)
+              sums[p][v] = Weights::add(sums[p][v], lanes[j], inputs_at(x + (i + j) * Weights::kInputs));
+          }
+      int64_t at = row * groups + group;
+      for (int p = 0; p < kPanels; p++) {
+        const Affine affine = affine_of(a, panel + p, group);
+        for (int v = 0; v < kPanelVecs; v++)
+          out[p][v] = affine.add(out[p][v], Weights::total(sums[p][v]), a.rounded.scale[at], a.rounded.sum[at], v);
+      }
+    }
+  }
+};
+
+// One row times a few panels, without a buffer between.
+template <typename Form, int kPanels>
+void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel) {
+  Vec sums[kPanels][kPanelVecs] = {};
+  Form::template multiply_row<kPanels>(a, row, panel, sums);
+  for (int p = 0; p < kPanels; p++)
+    for (int v = 0; v < kPanelVecs; v++) store(a.out + row * a.size_out + (panel + p) * kPanel + v * kLanes, sums[p][v]);
 }
 
 // Add a block's products to `out`, or store them if they are the first.
-inline void multiply_block(const MatmulArgs& a, const Block& b) {
+template <typename Form>
+void multiply_block(const MatmulArgs& a, const Block& b) {
   alignas(64) float edge[kTileRows * kPanel];
   int64_t tiles = (b.rows + kTileRows - 1) / kTileRows;
   int64_t step = b.bytes / (b.count * tiles);
@@ -125,53 +157,57 @@ inline void multiply_block(const MatmulArgs& a, const Block& b) {
   for (int64_t row = b.row; row < b.row + b.rows; row += rows, ahead += b.count * step) {
     rows = next_rows(b.row + b.rows - row);
     float* out = a.out + row * a.size_out + b.panel * kPanel;
-    Tile tile = {a.x + row * a.depth + b.begin, a.depth, b.weights, b.stride, b.count, out, a.size_out, b.begin > 0, ahead, step};
-    if (b.width == kPanel) {
-      multiply_tile(tile, rows, static_cast<int>(b.panels));
-      continue;
-    }
-    tile.out = edge;
-    tile.out_stride = kPanel;
+    bool ragged = b.width < kPanel;
+    auto tile = Form::tile(a, b, row, ragged ? edge : out, ragged ? kPanel : a.size_out);
+    tile.ahead = ahead;
+    tile.ahead_step = step;
     size_t bytes = static_cast<size_t>(b.width) * sizeof(float);
-    for (int r = 0; tile.add && r < rows; r++) memcpy(edge + r * kPanel, out + r * a.size_out, bytes);
-    multiply_tile(tile, rows, 1);
-    for (int r = 0; r < rows; r++) memcpy(out + r * a.size_out, edge + r * kPanel, bytes);
+    for (int r = 0; ragged && tile.add && r < rows; r++) memcpy(edge + r * kPanel, out + r * a.size_out, bytes);
+    multiply_tile(tile, rows, static_cast<int>(b.panels));
+    for (int r = 0; ragged && r < rows; r++) memcpy(out + r * a.size_out, edge + r * kPanel, bytes);
   }
 }
 
 // Rows [row, row + rows) times panels [panel, end).
-template <typename Group>
+template <typename Form>
 void multiply_panels(const MatmulArgs& a, int64_t row, int64_t rows, int64_t panel, int64_t end) {
   int64_t whole = least(end, a.size_out / kPanel);
-  alignas(64) float buffer[kDepth * kPanel];
+  alignas(64) typename Form::Decoded buffer[kDepth * kPanel];
   for (int64_t panels; panel < end; panel += panels) {
-    if (rows == 1 && !Group::kInPlace && panel < whole) {
+    if (rows == 1 && !Form::kInPlace && panel < whole) {
       panels = panel + 2 <= whole ? 2 : 1;
       if (panels == 2) {
-        multiply_row<Group, 2>(a, row, panel);
+        multiply_row<Form, 2>(a, row, panel);
       } else {
-        multiply_row<Group, 1>(a, row, panel);
+        multiply_row<Form, 1>(a, row, panel);
       }
       continue;
     }
     panels = tile_panels(next_rows(rows));
     while (panels > 1 && panel + panels > whole) panels /= 2;
-    int64_t depth = Group::kInPlace ? kDepth : kDepth / panels;
+    int64_t depth = Form::kInPlace ? kDepth : kDepth * Form::kInputs / panels;
     for (int64_t begin = 0; begin < a.depth; begin += depth) {
       int64_t count = least(depth, a.depth - begin);
       int64_t width = least(kPanel, a.size_out - panel * kPanel);
       const char* data = static_cast<const char*>(a.data) + bytes_of(a.type, (panel * a.depth + begin) * kPanel);
       int64_t bytes = bytes_of(a.type, count * kPanel);
-      Block block = {row, rows, panel, panels, begin, count, buffer, count * kPanel, width, data + bytes, bytes};
-      if (Group::kInPlace) {
-        block.weights = reinterpret_cast<const float*>(data);
+      int64_t stride = count * kPanel / Form::kInputs;
+      Block block = {row, rows, panel, panels, begin, count, buffer, stride, width, data + bytes, bytes};
+      if (Form::kInPlace) {
+        block.weights = data;
         block.stride = a.depth * kPanel;
       } else {
-        for (int64_t p = 0; p < panels; p++) decode<Group>(a, panel + p, begin, count, buffer + p * block.stride);
+        for (int64_t p = 0; p < panels; p++) Form::decode(a, panel + p, begin, count, buffer + p * stride);
       }
-      multiply_block(a, block);
+      multiply_block<Form>(a, block);
     }
   }
+}
+
+template <typename Weights>
+void multiply_quantised(const MatmulArgs& a, int64_t row, int64_t rows, int64_t panel, int64_t end) {
+  if (a.rounded.scale != nullptr) return multiply_panels<RoundedRows<Weights>>(a, row, rows, panel, end);
+  multiply_panels<Dequantised<Weights>>(a, row, rows, panel, end);
 }
 
 void matmul(const MatmulArgs& a, int64_t item) {
@@ -181,11 +217,11 @@ void matmul(const MatmulArgs& a, int64_t item) {
   int64_t panel = item / row_items * a.item_panels;
   int64_t end = least(panel + a.item_panels, a.panels);
   switch (a.type) {
-    case Type::kFloat32: return multiply_panels<FloatGroup<float>>(a, row, rows, panel, end);
-    case Type::kBFloat16: return multiply_panels<FloatGroup<BFloat16>>(a, row, rows, panel, end);
-    case Type::kFloat16: return multiply_panels<FloatGroup<Float16>>(a, row, rows, panel, end);
-    case Type::kInt8: return multiply_panels<Int8Group>(a, row, rows, panel, end);
-    case Type::kInt4: return multiply_panels<Int4Group>(a, row, rows, panel, end);
+    case Type::kFloat32: return multiply_panels<Floats<float>>(a, row, rows, panel, end);
+    case Type::kBFloat16: return multiply_panels<Floats<BFloat16>>(a, row, rows, panel, end);
+    case Type::kFloat16: return multiply_panels<Floats<Float16>>(a, row, rows, panel, end);
+    case Type::kInt8: return multiply_quantised<Int8Weights>(a, row, rows, panel, end);
+    case Type::kInt4: return multiply_quantised<Int4Weights>(a, row, rows, panel, end);
   }
 }
 

@@ -41,8 +41,9 @@ typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias)
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-typedef int8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
-typedef uint8_t Octets __attribute__((vector_size(kLanes), aligned(1), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(4 * kLanes), aligned(2), may_alias));
+typedef int16_t HalfShorts __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef int8_t QuarterBytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
 struct BFloat16 {
   uint16_t bits;
@@ -52,6 +53,7 @@ struct Float16 {
 };
 
 inline Vec splat(float x) { return x - Vec{}; }
+inline Ints splat(int32_t x) { return x - Ints{}; }
 
 inline float scalar(float x) { return x; }
 
@@ -110,30 +112,69 @@ inline Vec load(const Float16* p) {
 #endif
 }
 
-// GCC 12 converts vectors of bytes one by one, hence the intrinsics.
-inline Ints load_octets(const uint8_t* p) {
+inline Ints load(const int32_t* p) { return *reinterpret_cast<const Ints*>(p); }
+
+// 2 * kLanes bytes as 16-bit integers, two in each lane. GCC 12 converts vectors of bytes one by one, hence the intrinsics.
+inline Ints load_pairs(const int8_t* p) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Ints>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return reinterpret_cast<Ints>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif defined(__AVX2__)
-  return reinterpret_cast<Ints>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  return reinterpret_cast<Ints>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Ints>(vmovl_s8(vld1_s8(p)));
 #else
-  return __builtin_convertvector(*reinterpret_cast<const Octets*>(p), Ints);
+  Ints out;
+  for (int i = 0; i < kLanes; i++) out[i] = static_cast<uint16_t>(p[2 * i]) | p[2 * i + 1] * 65536;
+  return out;
+#endif
+}
+
+// sum + a * b, of lanes that hold two 16-bit integers each: both products are added.
+inline Ints add_pairs(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512F__)
+  return sum + reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return sum + reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__SSE2__)
+  return sum + reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#elif defined(__aarch64__)
+  int16x8_t x = reinterpret_cast<int16x8_t>(a), y = reinterpret_cast<int16x8_t>(b);
+  return sum + vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+#else
+  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// The same of lanes of 16 bits that hold two bytes each: those of `a` from 0 to 127, those of `b` signed.
+inline Shorts add_bytes(Shorts sum, Ints a, Ints b) {
+#if defined(__AVX512F__)
+  return sum + reinterpret_cast<Shorts>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return sum + reinterpret_cast<Shorts>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__aarch64__)
+  int8x16_t x = reinterpret_cast<int8x16_t>(a), y = reinterpret_cast<int8x16_t>(b);
+  return sum + reinterpret_cast<Shorts>(vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y)));
+#else
+  Shorts x = reinterpret_cast<Shorts&>(a), y = reinterpret_cast<Shorts&>(b);
+  return sum + (x & 0xff) * (y << 8 >> 8) + (x >> 8) * (y >> 8);
 #endif
 }
 
 inline Vec to_float(Ints x) { return __builtin_convertvector(x, Vec); }
 
-inline Vec load(const int8_t* p) {
-#if defined(__AVX512F__)
-  return to_float(reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
-#elif defined(__AVX2__)
-  return to_float(reinterpret_cast<Ints>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))));
-#else
-  return to_float(__builtin_convertvector(*reinterpret_cast<const Bytes*>(p), Ints));
-#endif
+// The nearest integers, ties to even, of values within 2^22; anything of others.
+inline Ints nearest(Vec x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stands in the low bits
+  Vec shifted = x + magic;
+  return reinterpret_cast<Ints&>(shifted) - 0x4b400000;
 }
 
+// The low bits of each lane.
+inline void store_low(int16_t* p, Ints x) { *reinterpret_cast<HalfShorts*>(p) = __builtin_convertvector(x, HalfShorts); }
+inline void store_low(int8_t* p, Ints x) { *reinterpret_cast<QuarterBytes*>(p) = __builtin_convertvector(x, QuarterBytes); }
+
 inline void store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
+inline void store(int32_t* p, Ints x) { *reinterpret_cast<Ints*>(p) = x; }
 
 // Round to nearest even, as XLA does.
 inline void store_scalar(float* p, float x) { *p = x; }
@@ -205,7 +246,7 @@ inline Vec exponential(Vec x) {
   const Vec low = splat(-87.0f);
   Ints tiny = x < low;
   x = larger(x, low);
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which stands in the low bits
+  const float magic = 12582912.0f;  // as in `nearest`
   Vec shifted = x * 1.44269504088896341f + magic;
   Vec n = shifted - magic;
   Vec r = x - n * 0.693359375f;

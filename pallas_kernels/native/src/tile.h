@@ -56,8 +56,8 @@ void multiply(const Tile& t) {
       for (int v = 0; v < kPanelVecs; v++) store(t.out + r * t.out_stride + p * kPanel + v * kLanes, sums[r][p][v]);
 }
 
-template <int kRows>
-inline void multiply_rows(const Tile& t, int panels) {
+template <int kRows, typename AnyTile>
+inline void multiply_rows(const AnyTile& t, int panels) {
   if constexpr (tile_panels(kRows) == 4) {
     if (panels == 4) return multiply<kRows, 4>(t);
   }
@@ -68,7 +68,8 @@ inline void multiply_rows(const Tile& t, int panels) {
 }
 
 // A tile of `rows` <= kTileRows rows times 1, 2 or 4 panels, as many as tile_panels(rows) allows.
-inline void multiply_tile(const Tile& t, int rows, int panels) {
+template <typename AnyTile>
+inline void multiply_tile(const AnyTile& t, int rows, int panels) {
   switch (rows) {
     case 1: return multiply_rows<1>(t, panels);
     case 2: return multiply_rows<2>(t, panels);
