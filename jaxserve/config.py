@@ -116,7 +116,10 @@ class RunnerConfig:
     title: ClassVar[str] = "runner"
     async_scheduling: bool = _flag(True, "Dispatch a step before the previous one is read.")
     attention_backend: str = _flag(
-        "auto", "Attention kernel; auto takes the fastest that serves the model.", choices=("auto", "cpu", "reference")
+        "auto",
+        "Attention kernel: Pallas through Triton on NVIDIA GPUs, native C++ on the CPU, or XLA's own operations; auto "
+        "takes the first of them that serves the model here.",
+        choices=("auto", "triton", "cpu", "reference"),
     )
     compilation_cache_dir: str | None = _flag(
         None, "Folder for compiled programs; by default ~/.cache/jaxserve/xla; 'off' keeps none."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from pallas_kernels.paged_attention import cpu, reference
+from pallas_kernels.paged_attention import cpu, reference, triton
 from pallas_kernels.paged_attention.plan import AttentionPlan
 from pallas_kernels.selection import choose_backend
 
@@ -15,21 +15,32 @@ __all__ = ["Backend", "paged_attention", "select_backend"]
 Backend = Callable[..., jax.Array]
 """Same signature as ``paged_attention`` without ``backend``."""
 
-_BACKENDS: dict[str, Backend] = {"cpu": cpu.paged_attention, "reference": reference.paged_attention}
+_BACKENDS: dict[str, Backend] = {
+    "triton": triton.paged_attention,
+    "cpu": cpu.paged_attention,
+    "reference": reference.paged_attention,
+}
 
 
-def select_backend(name: str, *, head_dim: int, dtype: str) -> tuple[str, str]:
+def select_backend(
+    name: str, *, head_dim: int, dtype: str, tree: bool = False, num_elements: int = 0
+) -> tuple[str, str]:
     """Name of the backend that will serve ``name`` ("auto" or a backend's own), and why it was taken.
 
     Args:
         name: what was asked for.
         head_dim: D.
         dtype: name of the pools' dtype.
+        tree: whether plans may hold trees.
+        num_elements: of one pool (N * S * K * D); 0 where that is not known yet.
 
     Raises:
         ValueError: there is no such backend, or it refuses; the message says why.
     """
-    refusals = {"cpu": lambda: cpu.refuse(head_dim, dtype)}
+    refusals = {
+        "triton": lambda: triton.refuse(head_dim, dtype, num_elements),
+        "cpu": lambda: cpu.refuse(head_dim, dtype, tree=tree),
+    }
     return choose_backend(name, _BACKENDS, refusals, what="attention backend", device=jax.default_backend())
 
 
@@ -42,9 +53,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
     backend: str = "reference",
 ) -> jax.Array:
-    """Causal attention of every row's query tokens over its cached tokens.
+    """Attention of every row's query tokens over its cached tokens: causal, or as the plan's tree says.
 
     Args:
         q: [T, H, D] queries; tokens that no row owns give zeros.
@@ -52,11 +65,20 @@ def paged_attention(
             of K, and head h reads KV head h // (H / K).
         plan: the step's work lists.
         scale: factor of the scores, usually D ** -0.5.
-        window: a query at position p sees positions p - window + 1 .. p; None for all up to p.
+        window: a query at position p sees positions p - window + 1 .. p; None for all up to p. Positions are slots of
+            the row's cache: in a tree, siblings count, though they have the same position in their sequences.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None for none.
+        k_scale, v_scale: [N, S, K] float32 or float16, both or neither: the pools hold int8 or fp8 numbers, and a key
+            or value is its numbers times the scale of its slot and head.
         backend: who computes it (see ``select_backend``).
 
     Returns:
         [T, H, D] in q's dtype. A row's result depends on that row alone, not on the batch around it.
+
+    Raises:
+        ValueError: only one of k_scale and v_scale is given, or the backend cannot serve these arguments.
     """
-    return _BACKENDS[backend](q, k_cache, v_cache, plan, scale=scale, window=window, soft_cap=soft_cap)
+    if (k_scale is None) != (v_scale is None):
+        raise ValueError("k_scale and v_scale belong together: give both or neither")
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "k_scale": k_scale, "v_scale": v_scale}
+    return _BACKENDS[backend](q, k_cache, v_cache, plan, **options)

@@ -17,14 +17,16 @@ _FLOATS = ("float32", "bfloat16", "float16")
 _DIM_STEP, _MAX_DIM = 16, 256
 
 
-def refuse(head_dim: int, dtype: str) -> str | None:
-    """Why it cannot serve heads of this size and pools of this dtype; None if it can."""
+def refuse(head_dim: int, dtype: str, *, tree: bool = False) -> str | None:
+    """Why it cannot serve heads of this size, pools of this dtype and, if asked for, trees; None if it can."""
     if jax.default_backend() != "cpu":
         return "it runs on the CPU only"
     if head_dim % _DIM_STEP or head_dim > _MAX_DIM:
         return f"it serves head dims that are multiples of {_DIM_STEP} up to {_MAX_DIM}, not {head_dim}"
     if dtype not in _FLOATS:
         return f"it serves KV of {', '.join(_FLOATS)}, not {dtype}"
+    if tree:
+        return "it has no tree masks"
     return native.missing()
 
 
@@ -37,8 +39,12 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
 ) -> jax.Array:
     """See ``api.paged_attention``."""
+    if plan.tree is not None or k_scale is not None or v_scale is not None:
+        raise ValueError("native attention has neither tree masks nor quantised pools")
     native.load()
     return jax.ffi.ffi_call("jaxserve_paged_attention", jax.ShapeDtypeStruct(q.shape, q.dtype))(
         q,

@@ -29,6 +29,8 @@ class _Pool(NamedTuple):
 
     k: jax.Array  # [N, S, K, D]
     v: jax.Array
+    k_scale: jax.Array | None  # [N, S, K]
+    v_scale: jax.Array | None
     scale: float
     window: int | None
     soft_cap: float | None
@@ -43,9 +45,11 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
 ) -> jax.Array:
     """See ``api.paged_attention``."""
-    pool = _Pool(k_cache, v_cache, scale, window, soft_cap)
+    pool = _Pool(k_cache, v_cache, k_scale, v_scale, scale, window, soft_cap)
     out = _decode(q, jnp.zeros_like(q), pool, plan)
     return _prefill(q, out, pool, plan) if plan.has_prefill else out
 
@@ -58,7 +62,7 @@ def _decode(q: jax.Array, out: jax.Array, pool: _Pool, plan: AttentionPlan) -> j
         rows = i * group + jnp.arange(group)
         # Rows past the last decode row (prefill rows, padding) do nothing here.
         last = jnp.where(rows < plan.num_decode, plan.query_start[rows + 1], plan.query_start[rows])
-        return _tile(q, out, pool, plan, rows, plan.query_start[rows], last, plan.decode_queries)
+        return _tile(q, out, pool, plan, rows, plan.query_start[rows], last, plan.decode_queries, plan.tree)
 
     return jax.lax.fori_loop(0, -(-plan.num_decode // group), body, out)
 
@@ -81,6 +85,7 @@ def _tile(
     first: jax.Array,
     last: jax.Array,
     width: int,
+    tree: jax.Array | None = None,
 ) -> jax.Array:
     """Attend up to ``width`` query tokens first[g] .. last[g] - 1 of each row rows[g], and write them into ``out``."""
     token = first[:, None] + jnp.arange(width)  # [g, w]
@@ -90,12 +95,15 @@ def _tile(
     num_kv = pool.k.shape[2]
     queries = jnp.take(q, token, axis=0, mode="clip")  # [g, w, H, D]
     queries = queries.reshape(*token.shape, num_kv, -1, q.shape[-1]).astype(jnp.float32) * pool.scale
-    result = _flash(queries, position, plan.block_tables[rows], pool).reshape(*token.shape, *q.shape[1:])
+    tree = None if tree is None else tree[rows]
+    result = _flash(queries, position, plan.block_tables[rows], pool, tree).reshape(*token.shape, *q.shape[1:])
     target = jnp.where(valid, token, q.shape[0])
     return out.at[target].set(result.astype(out.dtype), mode="drop")
 
 
-def _flash(queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Pool) -> jax.Array:
+def _flash(
+    queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Pool, tree: jax.Array | None
+) -> jax.Array:
     """Attention of queries [g, w, K, H/K, D] at position [g, w] (-1: none) over tables [g, B] -> like queries."""
     block_size = pool.k.shape[1]
     blocks = max(1, _CHUNK // block_size)
@@ -109,12 +117,9 @@ def _flash(queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Po
     def body(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         acc, top, total = carry
         ids = jnp.take(tables, i * blocks + jnp.arange(blocks), axis=1, mode="clip")  # [g, blocks]
-        k = pool.k[ids].reshape(ids.shape[0], chunk, *pool.k.shape[2:])  # [g, c, K, D]
-        v = pool.v[ids].reshape(k.shape)
-        at = i * chunk + jnp.arange(chunk)
-        sees = at <= position[..., None]  # [g, w, c]
-        if pool.window is not None:
-            sees &= at > position[..., None] - pool.window
+        k = _gather(pool.k, pool.k_scale, ids)  # [g, c, K, D]
+        v = _gather(pool.v, pool.v_scale, ids)
+        sees = _sees(i * chunk + jnp.arange(chunk), position, pool.window, tree)
         scores = jnp.einsum("gwkhd,gckd->gkwhc", queries, k, preferred_element_type=jnp.float32)
         if pool.soft_cap is not None:
             scores = pool.soft_cap * jnp.tanh(scores / pool.soft_cap)
@@ -132,3 +137,26 @@ def _flash(queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Po
     start = (jnp.zeros((*shape, dim)), jnp.full(shape, _MASKED), jnp.zeros(shape))
     acc, _, total = jax.lax.fori_loop(begin, end, body, start)
     return (acc / jnp.maximum(total, 1e-30)[..., None]).transpose(0, 2, 1, 3, 4)
+
+
+def _gather(pool: jax.Array, scale: jax.Array | None, ids: jax.Array) -> jax.Array:
+    """Blocks ids [g, b] of pool [N, S, K, D], multiplied out: [g, b * S, K, D]."""
+    blocks = pool[ids]
+    if scale is not None:
+        blocks = blocks.astype(jnp.float32) * scale[ids][..., None].astype(jnp.float32)
+    return blocks.reshape(ids.shape[0], -1, *pool.shape[2:])
+
+
+def _sees(at: jax.Array, position: jax.Array, window: int | None, tree: jax.Array | None) -> jax.Array:
+    """Which of slots at [c] the queries at position [g, w] see, as [g, w, c]; tree is [g, w, ceil(w / 32)]."""
+    if tree is None:
+        sees = at <= position[..., None]
+    else:
+        query = at - position[:, :1]  # [g, c]; the tile holds all of its rows' queries
+        word = jnp.take_along_axis(tree, jnp.clip(query // 32, 0, tree.shape[2] - 1)[:, None], axis=2)
+        bit = word >> (query % 32).astype(jnp.uint32)[:, None] & 1
+        there = (at <= position.max(1)[:, None])[:, None] & (position >= 0)[..., None]
+        sees = there & ((query < 0)[:, None] | (bit == 1))
+    if window is not None:
+        sees &= at > position[..., None] - window
+    return sees

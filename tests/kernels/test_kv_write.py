@@ -49,3 +49,11 @@ def test_pools_that_are_not_donated_are_kept(backend: str) -> None:
     written, _ = jax.jit(partial(kv_write, backend=backend))(pools, new, new, jnp.array([5], jnp.int32))
     assert np.asarray(written).sum() == 2
     assert np.asarray(pools[0]).sum() == 0
+
+
+def test_beside_gpu_attention_the_scatter_writes() -> None:
+    pools = (jnp.zeros((2, 4, 1, 2)), jnp.zeros((2, 4, 1, 2)))
+    args = (pools, jnp.ones((1, 1, 2)), jnp.ones((1, 1, 2)), jnp.array([5], jnp.int32))
+    texts = [jax.jit(partial(kv_write, backend=name)).lower(*args).as_text() for name in ("triton", "reference")]
+    assert texts[0] == texts[1]
+    assert texts[0].count('"stablehlo.scatter"(') == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,20 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import make_plan, paged_attention, select_backend
-from pallas_kernels.paged_attention.plan import PREFILL_TILE
-from tests.kernels.cases import AttentionCase
+from pallas_kernels.paged_attention.api import Backend
+from pallas_kernels.paged_attention.plan import PREFILL_TILE, max_chunks
+from tests.kernels.cases import AttentionCase, attend
 
 
-@partial(jax.jit, static_argnames=("window", "soft_cap", "backend"))
-def attend(a: dict[str, jax.Array], *, window: int | None, soft_cap: float | None, backend: str) -> jax.Array:
-    plan = make_plan(a["query_start"], a["kv_lens"], a["block_tables"], a["num_decode"], num_tokens=a["q"].shape[0])
-    scale = a["q"].shape[-1] ** -0.5
-    return paged_attention(a["q"], a["k"], a["v"], plan, scale=scale, window=window, soft_cap=soft_cap, backend=backend)
+@cache
+def named(backend: str) -> Backend:
+    return partial(paged_attention, backend=backend)
 
 
-def run(case: AttentionCase, backend: str, **changes: object) -> np.ndarray:
-    arrays = {**case.arrays, **changes}
-    return np.asarray(attend(arrays, window=case.window, soft_cap=case.soft_cap, backend=backend), np.float32)
+def run(case: AttentionCase, backend: str, **changes: np.ndarray) -> np.ndarray:
+    return attend(case, named(backend), **changes)
 
 
 CASES = {
@@ -75,22 +74,50 @@ def test_any_ragged_batch_equals_the_dense_answer(
 
 def test_rows_of_several_tokens_can_be_decodes(backend: str) -> None:
     """The verify of drafts: up to ``decode_queries`` tokens of a row, attended with the decodes."""
-    case = AttentionCase(((1, 20), (4, 50), (3, 3), (2, 131), (70, 90)), window=40)
+    case = AttentionCase(((1, 20), (4, 50), (3, 3), (2, 131), (70, 90)), decode_queries=4, window=40)
+    assert case.arrays["num_decode"] == 4
 
-    @jax.jit
-    def verify(a: dict[str, jax.Array]) -> jax.Array:
-        plan = make_plan(
-            a["query_start"],
-            a["kv_lens"],
-            a["block_tables"],
-            jax.numpy.int32(4),
-            num_tokens=a["q"].shape[0],
-            decode_queries=4,
-        )
-        scale = case.head_dim**-0.5
-        return paged_attention(a["q"], a["k"], a["v"], plan, scale=scale, window=case.window, backend=backend)
+    np.testing.assert_allclose(run(case, backend), case.expected(), atol=2e-6, rtol=2e-5)
 
-    np.testing.assert_allclose(np.asarray(verify(case.arrays)), case.expected(), atol=2e-6, rtol=2e-5)
+
+TREES = {
+    "of one word": AttentionCase(((1, 20), (5, 50), (8, 8), (3, 131), (70, 90)), decode_queries=8, tree=True),
+    "of two words": AttentionCase(((40, 300), (1, 7), (33, 40)), decode_queries=40, tree=True),
+    "in a window": AttentionCase(((5, 50), (8, 200), (30, 90)), decode_queries=8, tree=True, window=6),
+}
+
+
+@pytest.mark.parametrize("case", TREES.values(), ids=TREES.keys())
+def test_queries_of_a_verify_see_what_the_tree_says(case: AttentionCase) -> None:
+    np.testing.assert_allclose(run(case, "reference"), case.expected(), atol=2e-6, rtol=2e-5)
+
+
+def test_a_tree_that_is_a_chain_is_causal() -> None:
+    tree, causal = (AttentionCase(((5, 50), (2, 9)), decode_queries=5, tree=tree) for tree in (True, False))
+    chain = np.broadcast_to(np.uint32(2) << np.arange(5, dtype=np.uint32)[:, None], (3, 5, 1)) - np.uint32(1)
+    arrays = {name: tree.arrays[name] for name in ("q", "k", "v", "block_tables")}
+    assert np.array_equal(run(tree, "reference", tree=chain), run(causal, "reference", **arrays))
+
+
+@pytest.mark.parametrize("pool_dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_quantised_pools_are_multiplied_out(pool_dtype: str) -> None:
+    case = AttentionCase(((1, 40), (3, 150), (30, 60)), decode_queries=3, pool_dtype=pool_dtype)
+    np.testing.assert_allclose(run(case, "reference"), case.expected(), atol=2e-6, rtol=2e-5)
+    halves = {name: case.arrays[name].astype(np.float16) for name in ("k_scale", "v_scale")}
+    np.testing.assert_allclose(run(case, "reference", **halves), case.expected(), atol=2e-3)
+
+
+def test_scales_come_in_pairs() -> None:
+    case = AttentionCase(((1, 4),), pool_dtype="int8")
+    del case.arrays["v_scale"]
+    with pytest.raises(ValueError, match="k_scale and v_scale belong together"):
+        run(case, "reference")
+
+
+@pytest.mark.parametrize("change", [{"tree": True}, {"pool_dtype": "int8"}])
+def test_native_attention_refuses_what_it_does_not_have(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="neither tree masks nor quantised pools"):
+        run(AttentionCase(((1, 4),), **change), "cpu")
 
 
 def test_a_row_does_not_depend_on_the_rows_around_it(backend: str) -> None:
@@ -127,12 +154,48 @@ def test_prefill_items_cover_every_query_token_once() -> None:
     assert sorted(covered) == list(range(1, lens.sum()))
 
 
+plan_of = jax.jit(make_plan, static_argnames=("num_tokens", "decode_queries"))
+
+
+@given(lens=st.tuples(*[st.integers(0, 400_000)] * 5), decodes=st.integers(0, 5), queries=st.sampled_from([1, 4]))
+@settings(max_examples=40)
+def test_chunks_cover_every_cached_token_of_the_decodes_once(lens: tuple[int, ...], decodes: int, queries: int) -> None:
+    starts = np.cumsum([0, *(min(queries, n) for n in lens), 0]).astype(np.int32)
+    kv_lens = np.array([*lens, 0], np.int32)
+    tables = np.zeros((6, 1), np.int32)
+    plan = plan_of(starts, kv_lens, tables, np.int32(decodes), num_tokens=5 * queries + 2, decode_queries=queries)
+    expected = []
+    for row, length in enumerate(lens[:decodes]):
+        chunk = int(plan.chunk[row])
+        assert chunk % 256 == 0
+        assert -(-length // chunk) <= max_chunks(400_000, queries) <= 32
+        expected += [(row, index) for index in range(-(-length // chunk))]
+    num = int(plan.num_chunks)
+    assert list(zip(plan.chunk_row.tolist()[:num], plan.chunk_index.tolist()[:num], strict=True)) == expected
+    tokens = int(starts[decodes])
+    assert plan.token_row.tolist()[:tokens] == np.repeat(range(6), np.diff(starts)).tolist()[:tokens]
+
+
+def test_how_a_row_is_cut_follows_from_its_own_length_only() -> None:
+    lens = np.array([5, 300, 9000, 70_000], np.int32)
+    make = partial(plan_of, block_tables=np.zeros((4, 1), np.int32), num_decode=np.int32(4), num_tokens=9)
+    together = make(np.arange(5, dtype=np.int32), lens)
+    for row, length in enumerate(lens):
+        alone = make(np.minimum(np.arange(5), 1).astype(np.int32), np.array([length, 0, 0, 0], np.int32))
+        assert alone.chunk[0] == together.chunk[row]
+        assert alone.num_chunks == (together.chunk_row[: together.num_chunks] == row).sum()
+
+
 def test_backends_are_chosen_and_refuse_with_a_reason() -> None:
     assert select_backend("reference", head_dim=64, dtype="float32") == ("reference", "asked for")
-    with pytest.raises(ValueError, match=r"unknown attention backend 'flash'; there are: auto, cpu, reference"):
+    with pytest.raises(ValueError, match=r"unknown attention backend 'flash'; there are: auto, triton, cpu, reference"):
         select_backend("flash", head_dim=64, dtype="float32")
     with pytest.raises(ValueError, match="'cpu' cannot be used: it serves head dims that are multiples of 16"):
         select_backend("cpu", head_dim=40, dtype="float32")
     name, why = select_backend("auto", head_dim=40, dtype="float32")
     assert name == "reference"
-    assert "not cpu: it serves head dims" in why
+    assert why.startswith("not triton: it runs on NVIDIA GPUs only; not cpu: it serves head dims")
+    with pytest.raises(ValueError, match="'triton' cannot be used: it runs on NVIDIA GPUs only"):
+        select_backend("triton", head_dim=64, dtype="float32")
+    assert select_backend("auto", head_dim=64, dtype="int8")[0] == "reference"
+    assert "it has no tree masks" in select_backend("auto", head_dim=64, dtype="float32", tree=True)[1]

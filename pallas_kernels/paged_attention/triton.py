@@ -1,0 +1,202 @@
+"""NVIDIA GPU backend: Pallas kernels that are lowered through Triton.
+
+Two launches of one body (``triton_tile``):
+
+* **decodes and verifies**: an item is one chunk of one row's cache (flash-decoding, see ``plan``); its result and the
+  softmax's denominator go to float32 partials, which a third, small kernel combines. Tiles are small (16 rows): such a
+  step moves bytes, and many small programs keep more of them in flight.
+* **prefill chunks**: an item is a tile of query tokens over all that they see; large tiles, no split. A plan without
+  prefill rows compiles without this launch.
+
+Grids are static and work is not, so programs for which there is none leave at once. The number of chunks is bounded
+by the most that all rows could have, which may be a hundred times what they have: there the grid is cut short and its
+programs take several chunks each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from pallas_kernels import tuning
+from pallas_kernels.paged_attention import triton_kernels as kernels
+from pallas_kernels.paged_attention.plan import PREFILL_TILE, AttentionPlan, max_chunks
+from pallas_kernels.paged_attention.triton_tile import Inputs, Tile
+
+__all__ = ["Sizes", "default_sizes", "paged_attention", "refuse"]
+
+_FLOATS = ("float32", "bfloat16", "float16")
+_QUANTISED = ("int8", "float8_e4m3fn", "float8_e5m2")
+_MAX_DIM = 256
+_MAX_BYTES_INDEXED = 2**31  # offsets into arrays of one-byte elements are signed 32-bit numbers up to twice this size
+_PROGRAMS = 2048  # of the decode launch at most: several for each place on any chip
+_MOST_ROWS = 64  # of a decode tile, when verifies have many query tokens
+
+MakeTile = Callable[..., Tile]
+
+
+class Sizes(NamedTuple):
+    """Sizes of a launch: rows and keys of its tile, and how Triton compiles it."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def refuse(head_dim: int, dtype: str, num_elements: int = 0) -> str | None:
+    """Why it cannot serve heads of this size and pools of this dtype and this many elements each; None if it can."""
+    gpu = tuning.target()
+    if gpu is None:
+        return "it runs on NVIDIA GPUs only"
+    if gpu.capability < 80:
+        return f"it needs compute capability 8.0, and {gpu.kind} has {gpu.capability / 10}"
+    return _refuse_pools(head_dim, dtype, num_elements, gpu.capability)
+
+
+def _refuse_pools(head_dim: int, dtype: str, num_elements: int, capability: int) -> str | None:
+    if head_dim > _MAX_DIM:
+        return f"it serves head dims up to {_MAX_DIM}, not {head_dim}"
+    if dtype not in _FLOATS + _QUANTISED:
+        return f"it serves KV of {', '.join(_FLOATS + _QUANTISED)}, not {dtype}"
+    if dtype == "float8_e4m3fn" and capability < 89:
+        return f"float8_e4m3fn needs compute capability 8.9, not {capability / 10}; int8 and float8_e5m2 do not"
+    if dtype in _QUANTISED and num_elements > _MAX_BYTES_INDEXED:
+        return f"a pool of {dtype} may have {_MAX_BYTES_INDEXED} elements, not {num_elements}"
+    return None
+
+
+def default_sizes(kind: str, head_dim: int, dtype: str) -> Sizes:
+    """Tuned sizes for the GPU in use of the launch ``kind`` ("decode" or "prefill") over pools of ``dtype``.
+
+    Shape classes are kind / bytes of an element / head dim, padded: "decode/b2/d128".
+    """
+    gpu = tuning.target() or tuning.Target("", 90)
+    shape = f"{kind}/b{jnp.dtype(dtype).itemsize}/d{pl.next_power_of_2(head_dim)}"
+    sizes = tuning.lookup("paged_attention", gpu.chip, shape) | tuning.lookup("paged_attention", gpu.kind, shape)
+    return Sizes(**sizes)
+
+
+def paged_attention(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    decode: Sizes | None = None,
+    prefill: Sizes | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See ``api.paged_attention``.
+
+    Args:
+        decode: sizes of the decode launch; by default the tuned ones.
+        prefill: sizes of the prefill launch.
+        interpret: run on any device, slowly, by Pallas' interpreter.
+    """
+    head_dim, dtype = q.shape[2], k_cache.dtype
+    gpu = tuning.target()
+    reason = _refuse_pools(head_dim, dtype.name, k_cache.size, 90 if gpu is None else gpu.capability)
+    if reason is not None:
+        raise ValueError(f"Triton attention cannot serve this: {reason}")
+    inputs = Inputs(q, k_cache, v_cache, k_scale, v_scale, plan.query_start, plan.kv_lens, plan.block_tables, plan.tree)
+    tile = partial(
+        Tile,
+        group=q.shape[1] // k_cache.shape[2],
+        dtype=_multiplied(q.dtype, dtype),
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+    )
+    decode = decode or default_sizes("decode", head_dim, dtype.name)
+    out = None
+    if plan.has_prefill:
+        prefill = prefill or default_sizes("prefill", head_dim, dtype.name)
+        out = _prefill(inputs, plan, tile, prefill, interpret)
+    return _decode(inputs, plan, out, tile, decode, interpret)
+
+
+def _multiplied(q: jnp.dtype, pool: jnp.dtype) -> jnp.dtype:
+    """Quantised values are exact in bfloat16; their scaled weights could be too small for float16."""
+    if pool.itemsize > 1:
+        return jnp.promote_types(q, pool)
+    return jnp.dtype(jnp.float32 if q == jnp.float32 else jnp.bfloat16)
+
+
+def _prefill(inputs: Inputs, plan: AttentionPlan, make_tile: MakeTile, sizes: Sizes, interpret: bool) -> jax.Array:
+    """Attention of the prefill rows; zeros for all other tokens."""
+    kv_heads = inputs.k.shape[2]
+    group = inputs.q.shape[1] // kv_heads
+    tile = make_tile(rows=max(sizes.rows, pl.next_power_of_2(group)), keys=sizes.keys, tree=False)
+    work = kernels.PrefillWork(plan.item_row, plan.item_start, plan.num_items[None])
+    # Tiles of one item next to each other: they read the same keys.
+    grid = (pl.cdiv(PREFILL_TILE, tile.queries), kv_heads, plan.item_row.shape[0])
+    launch = _Launch(kernels.prefill, tile, grid, sizes.num_warps, sizes.num_stages, interpret)
+    return launch((work, inputs._replace(tree=None)), jnp.zeros_like(inputs.q))
+
+
+def _decode(
+    inputs: Inputs, plan: AttentionPlan, out: jax.Array | None, make_tile: MakeTile, sizes: Sizes, interpret: bool
+) -> jax.Array:
+    """Attention of the decode rows, written into ``out``; without it, zeros for all other tokens."""
+    (num_tokens, heads, head_dim), (_, block_size, kv_heads, _) = inputs.q.shape, inputs.k.shape
+    num_rows, width = plan.block_tables.shape
+    packed = pl.next_power_of_2(plan.decode_queries * heads // kv_heads)
+    rows = max(sizes.rows, min(packed, _MOST_ROWS), pl.next_power_of_2(heads // kv_heads))
+    tile = make_tile(rows=rows, keys=sizes.keys, tree=plan.tree is not None)
+    tiles = pl.cdiv(plan.decode_queries, tile.queries)
+    chunks = max_chunks(width * block_size, plan.decode_queries)
+    decodes = plan.token_row.shape[0]
+    # Heads next to each other: they are neighbours in a block.
+    grid = (kv_heads, tiles, min(num_rows * chunks, pl.cdiv(_PROGRAMS, kv_heads * tiles)))
+    launch = _Launch(kernels.decode, tile, grid, sizes.num_warps, sizes.num_stages, interpret)
+    part = jax.ShapeDtypeStruct((chunks, decodes, heads, head_dim), jnp.float32)
+    parts = launch(
+        (kernels.DecodeWork(plan.chunk, plan.chunk_row, plan.chunk_index, plan.num_chunks[None]), inputs),
+        (part, jax.ShapeDtypeStruct(part.shape[:3], jnp.float32)),
+    )
+    work = kernels.CombineWork(plan.chunk, plan.token_row, plan.num_decode[None], plan.query_start, plan.kv_lens)
+    combine = _Launch(kernels.combine, tile, (heads, num_tokens if out is None else decodes), 4, 1, interpret)
+    return combine((work, *parts), jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype) if out is None else out)
+
+
+class _Launch(NamedTuple):
+    """A kernel and how it is launched."""
+
+    kernel: Callable[..., None]
+    tile: Tile
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    interpret: bool
+
+    def __call__(self, args: tuple[Any, ...], out: Any) -> Any:
+        """Run it with refs of the arrays of ``args``, then those of ``out``: shapes, or one array to write into."""
+        aliased = isinstance(out, jax.Array)
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)  # kernels address whole arrays themselves
+
+        def kernel(*refs: Any) -> None:
+            self.kernel(self.tile, *refs[: len(args)], *refs[len(args) + aliased :])
+
+        return pl.pallas_call(
+            kernel,
+            grid=self.grid,
+            in_specs=jax.tree.map(lambda _: anywhere, (*args, out) if aliased else args),
+            out_specs=jax.tree.map(lambda _: anywhere, out),
+            out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out),
+            input_output_aliases={len(jax.tree.leaves(args)): 0} if aliased else {},
+            compiler_params=plgpu.CompilerParams(num_warps=self.num_warps, num_stages=self.num_stages),
+            interpret=self.interpret,
+            name=f"paged_attention_{self.kernel.__name__}",
+        )(*args, *([out] if aliased else []))
