@@ -22,6 +22,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet
 CREATED := $(VENV)/.stamp-created
 RUNTIME := $(VENV)/.stamp-runtime
 DEVELOP := $(VENV)/.stamp-develop
+CUDA_AOT := $(VENV)/.stamp-cuda-aot
 
 # An environment keeps the interpreter that made it; asking for another one must not pass unnoticed.
 version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -46,8 +47,8 @@ serve: $(RUNTIME)
 	$(VENV)/bin/jaxserve serve $(MODEL) $(ARGS)
 
 # Tests run on the CPU wherever they are started; those marked gpu have to be asked for.
-test: check
-	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q $(ARGS)
+test: check $(CUDA_AOT)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs $(ARGS)
 
 check: $(DEVELOP)
 	PYTHON=$(VENV)/bin/python tools/check
@@ -79,3 +80,10 @@ $(DEVELOP): $(RUNTIME)
 	$(VENV)/bin/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["test"], sep="\n")' > $(VENV)/test-requirements.txt
 	$(PIP) --requirement $(VENV)/test-requirements.txt
 	@touch $@
+
+# The compiler for NVIDIA GPUs, 240 MB in a folder of its own. Where it cannot be had, tests that need it are skipped, and
+# the next `make test` tries again.
+$(CUDA_AOT): $(DEVELOP)
+	@echo "Installing a compiler for NVIDIA GPUs in $(VENV)/cuda-aot"
+	@if $(VENV)/bin/python tools/compile_kernels.py --install; then touch $@; \
+	    else echo "No compiler for NVIDIA GPUs: the tests that compile kernels for them will be skipped." >&2; fi

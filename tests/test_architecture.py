@@ -56,6 +56,7 @@ ROOMS = {
     "jaxserve.structured": Room("host", 12),
     "jaxserve.tokenizer": Room("host", 12),
     "jaxserve.metrics": Room("host", 12),
+    "jaxserve.roofline": Room("host", 12),
     # Both sides meet here.
     "jaxserve.engine": Room("engine", 20),
     "jaxserve.server": Room("front", 21),

@@ -1,0 +1,96 @@
+"""The Pallas kernels, in the shapes that models have.
+
+One function per operation gives its cases by name: ``operation/shape/…``. A new kernel registers in ``KERNELS``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cuda_aot.case import Case, Make, array
+from cuda_aot.targets import Target
+from pallas_kernels.paged_attention import make_plan, triton
+
+__all__ = ["KERNELS"]
+
+_ROWS, _CHUNK, _BLOCKS, _TABLE = 64, 512, 4096, 512
+
+# H, K, D of models: Llama 3 8B and 70B, SmolLM2-135M, Gemma 3 (D = 256), Phi-3 mini (D = 96).
+_HEADS = {
+    "32x8x128": (32, 8, 128),
+    "64x8x128": (64, 8, 128),
+    "9x3x64": (9, 3, 64),
+    "8x4x256": (8, 4, 256),
+    "32x32x96": (32, 32, 96),
+}
+
+
+def _attention(
+    target: Target,
+    *,
+    heads: tuple[int, int, int],
+    pool: str = "bfloat16",
+    queries: int = 1,
+    chunk: bool = False,
+    tree: bool = False,
+    **options: Any,
+) -> Case | None:
+    """Attention of decodes of ``queries`` tokens each, and with ``chunk`` of a prompt chunk beside them."""
+    if pool == "float8_e4m3fn" and (target.major, target.minor) < (8, 9):
+        return None
+    num_heads, kv_heads, dim = heads
+    tokens = _ROWS * queries + chunk * _CHUNK
+    scaled = pool in ("int8", "float8_e4m3fn", "float8_e5m2")
+    floats = "bfloat16" if scaled else pool
+
+    def attend(
+        q: Any, k: Any, v: Any, scales: Any, start: Any, lens: Any, tables: Any, num: Any, mask: Any
+    ) -> jax.Array:
+        plan = make_plan(
+            start, lens, tables, num, num_tokens=tokens, decode_queries=queries, has_prefill=chunk, tree=mask
+        )
+        return triton.paged_attention(q, k, v, plan, scale=dim**-0.5, **scales, **options)
+
+    cache = array(_BLOCKS, 16, kv_heads, dim, dtype=pool)
+    scale = array(_BLOCKS, 16, kv_heads, dtype="float32")
+    ints = partial(array, dtype="int32")
+    mask = array(_ROWS, queries, -(-queries // 32), dtype="uint32") if tree else None
+    return Case(
+        attend,
+        (
+            array(tokens, num_heads, dim, dtype=floats),
+            cache,
+            cache,
+            {"k_scale": scale, "v_scale": scale} if scaled else {},
+            ints(_ROWS + 1),
+            ints(_ROWS),
+            ints(_ROWS, _TABLE),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            mask,
+        ),
+    )
+
+
+def _attention_cases() -> dict[str, Make]:
+    decode = {f"decode/{name}": {"heads": heads} for name, heads in _HEADS.items()}
+    mixed = {f"mixed/{name}": {"heads": heads, "chunk": True} for name, heads in _HEADS.items()}
+    heads = _HEADS["32x8x128"]
+    pools = {
+        f"{kind}/32x8x128/{pool}": {"heads": heads, "pool": pool, "chunk": kind == "mixed"}
+        for kind in ("decode", "mixed")
+        for pool in ("float32", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
+    }
+    rest = {
+        "verify/32x8x128/4": {"heads": heads, "queries": 4},
+        "verify/32x8x128/16 of a tree": {"heads": heads, "queries": 16, "tree": True},
+        "mixed/32x8x128/window and soft cap": {"heads": heads, "chunk": True, "window": 1024, "soft_cap": 50.0},
+    }
+    named: dict[str, dict[str, Any]] = {**decode, **mixed, **pools, **rest}
+    return {f"paged_attention/{name}": partial(_attention, **options) for name, options in named.items()}
+
+
+KERNELS: dict[str, Make] = {**_attention_cases()}
