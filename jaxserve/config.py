@@ -93,7 +93,7 @@ class SchedulerConfig:
 
     title: ClassVar[str] = "scheduler"
     max_num_batched_tokens: int | None = _flag(
-        None, "Most tokens computed in one step; by default 512 on CPU, 2048 on GPU.", human=True
+        None, "Most tokens computed in one step; by default 256 on CPU, 2048 on GPU.", human=True
     )
     max_num_seqs: int | None = _flag(None, "Most sequences in one step; by default 64 on CPU, 256 on GPU.", human=True)
     long_prefill_token_threshold: int = _flag(

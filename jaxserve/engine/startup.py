@@ -32,7 +32,7 @@ from pallas_kernels.paged_attention import select_backend
 __all__ = ["Started", "start"]
 
 _log = get_logger(__name__)
-_CPU_LIMITS = (512, 64)  # max_num_batched_tokens, max_num_seqs
+_CPU_LIMITS = (256, 64)  # max_num_batched_tokens, max_num_seqs
 _ACCELERATOR_LIMITS = (2048, 256)
 
 
