@@ -70,9 +70,7 @@ def test_rounded_activations_are_served(tmp_path: Path) -> None:
 
 def test_activations_are_rounded_only_beside_quantised_weights(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "Q4_1")
-    with pytest.raises(
-        ConfigError, match=r"quantization int8 needs quantised weights.*--quantization int8"
-    ):
+    with pytest.raises(ConfigError, match=r"quantization int8 needs quantised weights.*--quantization int8"):
         LLM(path, quantization="none", activation_quantization="int8", **SETTINGS)
 
 
