@@ -14,6 +14,7 @@ import httpx
 from jaxserve.bench.datasets import Sample
 from jaxserve.bench.options import ServeOptions
 from jaxserve.bench.records import Record
+from jaxserve.bench.stream import lines
 from jaxserve.errors import ConfigError, JaxserveError
 
 __all__ = ["Client"]
@@ -32,6 +33,8 @@ class Client:
         # A request's time is bounded as a whole; connections are as many as the arrivals ask for.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:
+            if (httpx.URL(self._url).port or 0) > 65535:
+                raise ConfigError(f"--base-url {options.base_url!r} is no URL: its port is above 65535.")
             self._http = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=None, limits=limits)
         except httpx.InvalidURL as error:
             raise ConfigError(f"--base-url {options.base_url!r} is no URL: {error}.") from None
@@ -49,17 +52,18 @@ class Client:
 
         JaxserveError: the server cannot be reached, or lists none.
         """
+        seconds = min(10.0, self._options.timeout)
         try:
-            async with asyncio.timeout(min(10.0, self._options.timeout)):
+            async with asyncio.timeout(seconds):
                 response = await self._http.get("/v1/models")
             if not self._model and not response.is_success:
                 raise JaxserveError(f"{self._url} lists no model ({response.status_code}); name one with --model.")
             self._model = self._model or str(response.json()["data"][0]["id"])
         except TimeoutError:
-            raise JaxserveError(f"no answer from {self._url} within 10 s.") from None
+            raise JaxserveError(f"no answer from {self._url} within {seconds:g} s.") from None
         except httpx.HTTPError as error:
             raise JaxserveError(f"no answer from {self._url}: {_reason(error)}.") from None
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise JaxserveError(f"{self._url} lists no model; name one with --model.") from None
         return self._model
 
@@ -73,7 +77,7 @@ class Client:
             record.error = f"no complete answer within {self._options.timeout:g} s"
         except httpx.HTTPError as error:
             record.error = _reason(error)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             record.error = f"the answer is not like OpenAI's: {error!r}"
         except JaxserveError as error:
             record.error = str(error)
@@ -103,7 +107,7 @@ class Client:
         async with self._http.stream("POST", self._options.endpoint, json=body) as response:
             if not response.is_success:
                 raise JaxserveError(_refusal(response.status_code, await response.aread()))
-            async for line in response.aiter_lines():
+            async for line in lines(response):
                 now = time.perf_counter()
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
@@ -118,10 +122,17 @@ class Client:
                     record.finished = now
                 finished |= any(choice.get("finish_reason") for choice in choices)
                 if usage := event.get("usage"):
-                    record.num_prompt, record.num_output = usage["prompt_tokens"], usage["completion_tokens"]
+                    record.num_prompt, record.num_output = _count(usage, "prompt"), _count(usage, "completion")
         if not finished:
             raise JaxserveError("the answer broke off")
         record.num_output = record.num_output or len(record.pieces)
+
+
+def _count(usage: dict[str, Any], kind: str) -> int:
+    count = usage[f"{kind}_tokens"]
+    if type(count) is not int or count < 0:
+        raise ValueError(f"{kind}_tokens is {count!r}")
+    return count
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -120,7 +121,7 @@ def _trace_line(where: str, entry: Any) -> tuple[float, int, int, list[int]]:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} must be an object, got {type(entry).__name__}.")
     at, hash_ids = entry.get("timestamp"), entry.get("hash_ids", [])
-    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < float("inf"):
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= sys.float_info.max:
         raise ConfigError(f"{where}: timestamp must be a number of milliseconds from 0, got {at!r}.")
     lengths = []
     for name in ("input_length", "output_length"):
@@ -146,7 +147,8 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
         for number, entry in enumerate(_parse(path, content), start=1):
             yield f"{path}, entry {number}", entry
         return
-    for number, line in enumerate(content.splitlines(), start=1):
+    # Not splitlines, which also cuts at separators that JSON's strings may hold.
+    for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             yield f"{path}, line {number}", _parse(f"{path}, line {number}", line)
 
@@ -154,5 +156,5 @@ def _entries(path: str) -> Iterator[tuple[str, Any]]:
 def _parse(where: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}.") from None

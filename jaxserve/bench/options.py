@@ -26,6 +26,7 @@ __all__ = [
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+_SLOWEST = 1e-6  # of a rate: a gap of more than a week is a mistake, and soon more than a clock counts
 
 
 def _option(default: Any, help: str, **metadata: Any) -> Any:
@@ -65,6 +66,8 @@ class DatasetOptions:
         if not 0.0 <= self.random_range_ratio < 1.0:
             raise ConfigError(f"random_range_ratio must be in [0, 1), got {self.random_range_ratio}.")
         _positive(self, "trace_speedup")
+        if self.trace_speedup < _SLOWEST:
+            raise ConfigError(f"trace_speedup must be at least {_SLOWEST}, got {self.trace_speedup}.")
         from_file = self.dataset_name in ("sharegpt", "trace")
         if from_file and self.dataset_path is None:
             raise ConfigError(f"--dataset-name {self.dataset_name} needs --dataset-path.")
@@ -114,6 +117,16 @@ class ServeOptions:
         for name in ("request_rate", "burstiness", "timeout"):
             _positive(self, name)
         _at_least_one(self, "max_concurrency")
+        if self.request_rate < _SLOWEST:
+            raise ConfigError(f"request_rate must be at least {_SLOWEST}, got {self.request_rate}.")
+        if math.isinf(self.burstiness):
+            raise ConfigError("burstiness must be finite, got inf.")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature must be finite and at least 0, got {self.temperature}.")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}.")
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ConfigError("api_key must be of ASCII characters.")
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class MetricOptions:
     )
     metric_percentiles: str = _option("50,90,99", "Percentiles that are shown, with commas.")
     goodput: tuple[str, ...] = _option(
-        (), "Count requests within these limits, as in 'ttft:500 tpot:50' (milliseconds; ttft, tpot, e2el)."
+        (), "Count requests within these limits, as in ttft:500 tpot:50 (milliseconds; ttft, tpot, e2el)."
     )
 
     def __post_init__(self) -> None:

@@ -134,6 +134,9 @@ def _claims(args: argparse.Namespace) -> int:
     from jaxserve.bench.machine import write_file
 
     claims = choose(asked.claims)
+    for name in ("json", "output"):
+        if (path := getattr(asked, name)) is not None:
+            _check_file(name, Path(path))
     console = Console(record=asked.output is not None)
     repeats = asked.repeats or (1 if asked.quick else 3)
     progress = Console(stderr=True)
@@ -152,9 +155,14 @@ def _saver(args: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
     if not (output.save_result or output.result_filename):
         return lambda result: None
     path = Path(output.result_filename or time.strftime("jaxserve-bench-%Y%m%d-%H%M%S.json"))
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"result_filename must be a file in a folder that exists, got {str(path)!r}.")
+    _check_file("result_filename", path)
     return lambda result: _save(path, result)
+
+
+def _check_file(name: str, path: Path) -> None:
+    """Before anything is measured, which takes minutes."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{name} must be a file in a folder that exists, got {str(path)!r}.")
 
 
 def _save(path: Path, result: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from jaxserve.bench.stream import lines
 from jaxserve.errors import ConfigError, JaxserveError
 
 __all__ = ["RemoteBackend"]
@@ -45,7 +46,7 @@ class RemoteBackend:
             body = {"model": self._model or await self._first_model(), **body, "stream": True}
             async with self._client.stream("POST", path, json=body) as response:
                 await _check(response)
-                async for line in response.aiter_lines():
+                async for line in lines(response):
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
                     event = json.loads(line.removeprefix("data: "))

@@ -121,6 +121,7 @@ def test_memory_and_context_are_those_of_the_user_where_given() -> None:
 def test_claims_are_chosen_by_name() -> None:
     assert [claim.name for claim in choose(None)] == list(CLAIMS)
     assert [claim.name for claim in choose("prefix-caching, paged-kv")] == ["prefix-caching", "paged-kv"]
+    assert [claim.name for claim in choose("paged-kv, paged-kv")] == ["paged-kv"]
     with pytest.raises(ConfigError, match="there is no claim 'speed'; there are paged-kv, continuous-batching"):
         choose("speed")
 

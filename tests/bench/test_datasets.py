@@ -167,3 +167,29 @@ def test_arrivals_have_the_rate_and_the_burstiness_asked_for(burstiness: float, 
 def test_an_infinite_rate_sends_all_at_once() -> None:
     assert arrival_times(3, math.inf, 1.0, 7) == [0.0, 0.0, 0.0]
     assert arrival_times(1, 2.0, 1.0, 7) == [0.0]
+
+
+def test_separators_within_a_text_end_no_line_of_a_file(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", '{"conversations": [{"value": "a\u2028b"}, {"value": "c\x85d"}]}')
+    assert [sample.prompt for sample in samples(dataset_name="sharegpt", dataset_path=path)] == ["a\u2028b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"timestamp": 1%s, "input_length": 3, "output_length": 3}' % ("0" * 400), "timestamp must be a number"),
+        ("[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_numbers_and_nesting_beyond_measure_are_refused(line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        samples(dataset_name="trace", dataset_path=lines(tmp_path / "a.jsonl", line))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("burstiness", math.inf), ("temperature", math.nan), ("temperature", -1.0), ("seed", -1), ("api_key", "ä")],
+)
+def test_options_of_a_load_that_cannot_work_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        ServeOptions(**{name: value})

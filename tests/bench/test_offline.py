@@ -71,6 +71,8 @@ def test_latency_is_that_of_a_whole_batch(started: list[EngineConfig], tmp_path:
         (["claims", "--output", "claims.png"], "output must be a file that ends in .svg"),
         (["claims", "--repeats", "0"], "repeats must be at least 1"),
         (["claims", "--claims", "speed"], "there is no claim 'speed'"),
+        (["claims", "--output", "/nowhere/x.svg"], "output must be a file in a folder that exists"),
+        (["claims", "--json", "/nowhere/x.json"], "json must be a file in a folder that exists"),
         (["claims", "--max-model-len", "100"], "--max-model-len is 100"),
     ],
 )

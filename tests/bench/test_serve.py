@@ -137,6 +137,12 @@ def test_an_engine_that_dies_midway_is_a_failure(serve: Serve, capsys: pytest.Ca
         (["--base-url", "http://127.0.0.1:1"], 1, "no answer from http://127.0.0.1:1: ConnectError"),
         (["--base-url", "nowhere"], 1, "no answer from nowhere"),
         (["--request-rate", "-1"], 2, "request_rate must be greater than 0"),
+        (["--request-rate", "1e-320"], 2, "request_rate must be at least 1e-06"),
+        (
+            ["--dataset-name", "trace", "--dataset-path", "x", "--trace-speedup", "1e-320"],
+            2,
+            "trace_speedup must be at",
+        ),
         (["--dataset-name", "poems"], 2, "invalid choice: 'poems'"),
         (["--dataset-name", "trace"], 2, "--dataset-name trace needs --dataset-path"),
         (["--dataset-name", "trace", "--dataset-path", "x", "--request-rate", "2"], 2, "no effect with a trace"),
@@ -240,6 +246,11 @@ def test_counts_of_the_server_are_believed() -> None:
         (events(text("a"), {"error": {"message": "out of luck"}}), "out of luck"),
         (events("{nonsense"), "the answer is not like OpenAI's"),
         (events({"choices": 3}), "the answer is not like OpenAI's"),
+        (events("[" * 100_000), "the answer is not like OpenAI's"),
+        (
+            events(text("a", "stop"), {"usage": {"prompt_tokens": None, "completion_tokens": 1}}),
+            "prompt_tokens is None",
+        ),
         (lambda: Response("x" * 1000, status_code=500), "500: xxx"),
     ],
 )
@@ -249,6 +260,17 @@ def test_odd_answers_are_failures(answer: Callable[[], Response], words: str) ->
     assert error is not None
     assert words in error
     assert len(error) <= 300
+
+
+def test_separators_within_a_text_end_no_line() -> None:
+    event = json.dumps(text("a\u2028b\x85", "stop"), ensure_ascii=False)
+    with odd_server(events(event)) as url:
+        assert ask(url).error is None
+
+
+def test_a_port_that_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("http://127.0.0.1:99999", "--num-prompts", "1") == 2
+    assert "--base-url 'http://127.0.0.1:99999' is no URL" in capsys.readouterr().err
 
 
 def test_a_server_that_lists_no_model_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def choose(names: str | None) -> list[Claim]:
     wanted = list(CLAIMS) if names is None else [name.strip() for name in names.split(",")]
     if unknown := [name for name in wanted if name not in CLAIMS]:
         raise ConfigError(f"there is no claim {unknown[0]!r}; there are {', '.join(CLAIMS)}.")
-    return [CLAIMS[name] for name in wanted]
+    return [CLAIMS[name] for name in dict.fromkeys(wanted)]
 
 
 def claims_config(config: EngineConfig, sizes: Sizes) -> EngineConfig:
