@@ -177,8 +177,9 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
 def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
     """Which leaves the weights become. Without a native kernel they are plain, unless something else is asked for."""
     asked = options.quantization
-    backend, why = select_packed_backend("auto")
-    native = backend != "reference"
+    activation_bits = 8 if options.activation_quantization == "int8" else 16
+    backend, why = select_packed_backend("auto", activation_bits=activation_bits)
+    native = backend == "cpu"  # on GPUs only quantised weights are packed, and only if that is asked for
     if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
         raise ConfigError(
             f"--quantization gguf keeps the blocks of a quantised GGUF file, but no matrix of {opened.name} is of a "
@@ -186,14 +187,13 @@ def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
         )
     if asked == "auto":
         asked = "gguf" if native and opened.kept_kinds else "none"
-    activation_bits = 8 if options.activation_quantization == "int8" else 16
     form = WeightForm(asked, packed=native, backend=backend, activation_bits=activation_bits)
     if activation_bits == 8 and not form.is_quantised:
         raise ConfigError(
             "--activation-quantization int8 needs quantised weights, and those of this model are floats: add "
             "--quantization int8 or, for a quantised GGUF file, --quantization gguf"
         )
-    if native:
+    if native or (form.is_quantised and backend != "reference"):
         _log.info("products with packed weights: %s (%s)", backend, why)
     elif form.is_quantised:
         _log.warning(

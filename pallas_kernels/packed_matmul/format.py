@@ -4,6 +4,8 @@ A panel holds 16 columns of a weight [I, O], input by input: one row of a panel 
 four vector registers, whatever the CPU. Quantised panels keep groups of 32 inputs with one scale (and offset) per
 column and group, the blocks of GGUF's Q4_0, Q4_1 and Q8_0: a weight is ``scale * q + offset``. Inputs of a
 column lie together, two of 8 bits or eight of 4: instructions that multiply integers add the products of neighbours.
+Formats with larger groups (GPTQ and AWQ: 4 bits, 128 inputs, ``scale * (q - zero)``) are this one with scales repeated
+and an offset of -scale * zero.
 
 Letters: I inputs, O outputs, P panels, G groups of inputs.
 """
@@ -68,9 +70,18 @@ def pack_int8(q: Array, scale: Array, offset: Array | None = None) -> PackedWeig
     return PackedWeight(np.ascontiguousarray(pairs), *scales, size_out=q.shape[1])
 
 
-def pack_int4(q: Array, scale: Array, offset: Array) -> PackedWeight:
-    """Pack q [I, O] in 0..15 with scale and offset [I / 32, O]; see ``pack``."""
-    scales = _scales(q, scale, offset)
+def pack_int4(q: Array, scale: Array, offset: Array, *, group: int = GROUP) -> PackedWeight:
+    """Pack q [I, O] in 0..15 with scale and offset [I / group, O]; see ``pack``.
+
+    Args:
+        q: the integers.
+        scale: their scales.
+        offset: what is added; of a weight ``scale * (q - zero)`` that is -scale * zero, rounded to float16.
+        group: inputs that share a scale, a multiple of 32.
+    """
+    if group % GROUP:
+        raise ValueError(f"inputs that share a scale are a multiple of {GROUP}, not {group}")
+    scales = _scales(q, *(np.repeat(array, group // GROUP, axis=0) for array in (scale, offset)))
     panels = _panels(q.astype(np.uint8))
     eights = panels.reshape(panels.shape[0], -1, len(_SHIFTS), PANEL).astype(np.uint32)
     words = np.bitwise_or.reduce(eights << _SHIFTS[:, None], axis=2)

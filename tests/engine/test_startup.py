@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, ModelOptions
 from jaxserve.engine import startup
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.quantization import WeightForm
@@ -91,6 +91,8 @@ def test_settings_that_contradict_each_other_are_told_before_a_model_is_opened(
         ("auto", None, ("Q4_1",), WeightForm("none", False, "reference")),
         ("gguf", None, ("Q4_1",), WeightForm("gguf", False, "reference")),
         ("int8", None, (), WeightForm("int8", False, "reference")),
+        ("auto", "triton", ("Q4_1",), WeightForm("none", False, "triton")),
+        ("gguf", "triton", ("Q4_1",), WeightForm("gguf", False, "triton")),
     ],
 )
 def test_weights_are_packed_for_native_kernels_and_kept_where_they_come_quantised(
@@ -101,9 +103,9 @@ def test_weights_are_packed_for_native_kernels_and_kept_where_they_come_quantise
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(startup, "select_packed_backend", lambda name: (native or "reference", "for a reason"))
+    monkeypatch.setattr(startup, "select_packed_backend", lambda *_, **__: (native or "reference", "for a reason"))
     opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=kept, has_random_weights=False))
-    assert startup._weight_form(asked, opened) == form
+    assert startup._weight_form(ModelOptions(quantization=asked), opened) == form
     assert ("which is slow" in caplog.text) == (native is None and form.is_quantised)
 
 

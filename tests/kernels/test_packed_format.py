@@ -132,5 +132,5 @@ def test_activations_have_8_or_16_bits() -> None:
 def test_unknown_backends_are_refused_with_the_known_ones() -> None:
     assert select_backend("reference") == ("reference", "asked for")
     assert select_backend(select_backend("auto")[0])[0] == select_backend("auto")[0]
-    with pytest.raises(ValueError, match="'fast'; there are: auto, cpu, reference"):
+    with pytest.raises(ValueError, match="'fast'; there are: auto, triton, cpu, reference"):
         select_backend("fast")

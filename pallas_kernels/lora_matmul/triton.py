@@ -1,0 +1,180 @@
+"""NVIDIA GPU backend: two Pallas kernels that are lowered through Triton, for steps with prompts in them.
+
+The first shrinks a tile of tokens to the adapter's rank, the second expands it. Both take their tokens through the
+plan's order, so nothing is moved in memory. Inputs are split **by their number alone** for the first, which else had
+one program per tile; the second adds the parts, in order. So a token's result does not depend on the tokens beside it.
+
+Steps of few tokens are left to XLA, which fuses the gather of adapters into two kernels (see ``reference``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from pallas_kernels import tuning
+from pallas_kernels.launching import Launch, Ref, load, refuse_gpu, wide
+from pallas_kernels.lora_matmul import reference
+from pallas_kernels.lora_matmul.plan import TILE, LoraPlan
+
+__all__ = ["Sizes", "default_sizes", "lora_matmul", "refuse"]
+
+_LEAST_RANK = 16  # of a matrix tile
+_SHORTEST_SPLIT = 1024  # inputs
+_MOST_SPLITS = 8
+
+
+class Sizes(NamedTuple):
+    """Sizes of the two launches and how Triton compiles them."""
+
+    inputs: int
+    """In a step of the loops, over the first factor's inputs and over those of the second, which are ranks."""
+    columns: int
+    """In a tile of the second."""
+    num_warps: int
+    num_stages: int
+
+
+def refuse() -> str | None:
+    """Why it cannot be used here; None if it can."""
+    return refuse_gpu()
+
+
+def default_sizes(rank: int, dtype: str) -> Sizes:
+    """Tuned sizes for the GPU in use, adapters of this rank and x of ``dtype``.
+
+    Shape classes are bytes of an element of x / rank, padded: "b2/r16".
+    """
+    gpu = tuning.target() or tuning.Target("", 90)
+    shape = f"b{jnp.dtype(dtype).itemsize}/r{_padded(rank)}"
+    return Sizes(**tuning.lookup("lora_matmul", gpu.chip, shape) | tuning.lookup("lora_matmul", gpu.kind, shape))
+
+
+def lora_matmul(
+    x: jax.Array, a: jax.Array, b: jax.Array, plan: LoraPlan, *, sizes: Sizes | None = None, interpret: bool = False
+) -> jax.Array:
+    """See ``api.lora_matmul``.
+
+    Args:
+        x: as there.
+        a: as there.
+        b: as there.
+        plan: as there.
+        sizes: by default the tuned ones.
+        interpret: run on any device, slowly, by Pallas' interpreter.
+    """
+    (num_tokens, size_in), (_, rank, size_out) = x.shape, b.shape
+    if num_tokens <= reference.MOST_GATHERED:
+        return reference.lora_matmul(x, a, b, plan)
+    sizes = sizes or default_sizes(rank, x.dtype.name)
+    steps = pl.cdiv(size_in, sizes.inputs)
+    per_split = max(pl.cdiv(steps, _MOST_SPLITS), min(steps, pl.cdiv(_SHORTEST_SPLIT, sizes.inputs)))
+    splits, tiles = pl.cdiv(steps, per_split), plan.tile_slot.shape[0]
+    tile = _Tile(_padded(rank), sizes.inputs, sizes.columns, per_split)
+    work = _Work(plan.order, plan.tile_slot, plan.tile_start, plan.tile_end, plan.num_tiles[None])
+    launch = partial(Launch, num_warps=sizes.num_warps, num_stages=sizes.num_stages, interpret=interpret)
+    shrink = launch(partial(_shrink, tile), "lora_shrink", (splits, tiles))
+    parts = shrink(work, x, a, out=jax.ShapeDtypeStruct((splits, num_tokens, rank), jnp.float32))
+    expand = launch(partial(_expand, tile, x.dtype), "lora_expand", (pl.cdiv(size_out, sizes.columns), tiles))
+    return expand(work, parts, b, out=jax.ShapeDtypeStruct((num_tokens, size_out), jnp.float32))
+
+
+class _Work(NamedTuple):
+    """As in ``LoraPlan``."""
+
+    order: Ref
+    tile_slot: Ref
+    tile_start: Ref
+    tile_end: Ref
+    num_tiles: Ref
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What the kernels are compiled for. Letters: M tokens of a tile, R rank, padded."""
+
+    rank: int
+    inputs: int
+    columns: int
+    steps: int
+    """Of a split."""
+
+
+def _shrink(tile: _Tile, work: _Work, x: Ref, a: Ref, out: Ref) -> None:
+    """Grid (splits, tiles): x @ a of a tile's tokens and a split's inputs -> out [splits, T, r]."""
+    split, item = pl.program_id(0), pl.program_id(1)
+    slot = work.tile_slot[item]
+
+    @pl.when((item < work.num_tiles[0]) & (slot > 0))
+    def _() -> None:
+        token, there = _tokens(work, item, x.shape[0])
+        lane = lax.iota(jnp.int32, tile.rank)
+
+        def body(step: jax.Array, acc: jax.Array) -> jax.Array:
+            inputs = step * tile.inputs + lax.iota(jnp.int32, tile.inputs)
+            real = inputs < x.shape[1]
+            rows = _read(x, (token[:, None], inputs[None, :]), there[:, None] & real[None, :])
+            factor = _read(a, (slot, inputs[:, None], lane[None, :]), real[:, None] & (lane < a.shape[2])[None, :])
+            return acc + _dot(rows, factor.astype(rows.dtype))
+
+        last = jnp.minimum((split + 1) * tile.steps, pl.cdiv(x.shape[1], tile.inputs))
+        acc = lax.fori_loop(split * tile.steps, last, body, jnp.zeros((TILE, tile.rank), jnp.float32))
+        index = (split, wide(token[:, None], acc.shape), wide(lane[None, :], acc.shape))
+        plgpu.store(out.at[index], acc, mask=wide(there[:, None] & (lane < out.shape[2])[None, :], acc.shape))
+
+
+def _expand(tile: _Tile, dtype: jnp.dtype, work: _Work, parts: Ref, b: Ref, out: Ref) -> None:
+    """Grid (tiles of columns, tiles): the sum of the parts @ b -> out [T, O]; zeros without an adapter."""
+    item, first = pl.program_id(1), pl.program_id(0) * tile.columns
+    slot = work.tile_slot[item]
+
+    @pl.when(item < work.num_tiles[0])
+    def _() -> None:
+        token, there = _tokens(work, item, out.shape[0])
+        column = first + lax.iota(jnp.int32, tile.columns)
+        real = (column < out.shape[1])[None, :]
+        width = min(tile.inputs, tile.rank)
+
+        def body(step: jax.Array, acc: jax.Array) -> jax.Array:
+            lane = step * width + lax.iota(jnp.int32, width)
+            used = (lane < b.shape[1]) & (slot > 0)
+            mask = there[:, None] & used[None, :]
+            total = _read(parts, (0, token[:, None], lane[None, :]), mask)
+            for split in range(1, parts.shape[0]):
+                total += _read(parts, (split, token[:, None], lane[None, :]), mask)
+            factor = _read(b, (slot, lane[:, None], column[None, :]), used[:, None] & real)
+            return acc + _dot(total.astype(dtype), factor.astype(dtype))
+
+        acc = lax.fori_loop(0, tile.rank // width, body, jnp.zeros((TILE, tile.columns), jnp.float32))
+        index = (wide(token[:, None], acc.shape), wide(column[None, :], acc.shape))
+        plgpu.store(out.at[index], acc, mask=wide(there[:, None] & real, acc.shape))
+
+
+def _tokens(work: _Work, item: jax.Array, num_tokens: int) -> tuple[jax.Array, jax.Array]:
+    """The tile's tokens [M], out of bounds where there is none, and where there are some."""
+    place = work.tile_start[item] + lax.iota(jnp.int32, TILE)
+    there = place < work.tile_end[item]
+    return jnp.where(there, load(work.order, place, there), num_tokens), there
+
+
+def _read(ref: Ref, index: tuple[int | jax.Array, ...], mask: jax.Array) -> jax.Array:
+    return load(ref, tuple(wide(i, mask.shape) if isinstance(i, jax.Array) and i.ndim else i for i in index), mask)
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    # By default float32 is cut to TF32.
+    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+    return lax.dot_general(
+        left, right, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def _padded(rank: int) -> int:
+    return max(_LEAST_RANK, pl.next_power_of_2(rank))
