@@ -103,9 +103,7 @@ def tune(launch: Launch, session: Session, chip: str) -> Tuned:
             continue
         tuned.times[name] = 1e6 * measure(partial(program, *work.args), calls=work.calls).seconds
     if "as it is" not in tuned.times:
-        raise ValueError(
-            f"the sizes of {chip} do not run: {tuned.reasons.get('as it is', 'their result is not finite')}"
-        )
+        raise ValueError(f"the sizes of {chip} do not run: {tuned.reasons['as it is']}")
     best = min(tuned.times, key=lambda name: tuned.times[name])
     if tuned.times[best] <= _WORTH * tuned.times["as it is"]:
         return Tuned(launch, tuned.times, tuned.reasons, candidates[best])
