@@ -117,9 +117,9 @@ class RunnerConfig:
     async_scheduling: bool = _flag(True, "Dispatch a step before the previous one is read.")
     attention_backend: str = _flag(
         "auto",
-        "Attention kernel: Pallas through Triton on NVIDIA GPUs, native C++ on the CPU, or XLA's own operations; auto "
-        "takes the first of them that serves the model here.",
-        choices=("auto", "triton", "cpu", "reference"),
+        "Attention kernel: Pallas through Triton or Mosaic on NVIDIA GPUs, native C++ on the CPU, or XLA's operations; "
+        "auto takes the first of them that serves the model here.",
+        choices=("auto", "triton", "cpu", "mosaic", "reference"),
     )
     compilation_cache_dir: str | None = _flag(
         None, "Folder for compiled programs; by default ~/.cache/jaxserve/xla; 'off' keeps none."

@@ -18,6 +18,7 @@ _BACKENDS: dict[str, Callable[[Pools, jax.Array, jax.Array, jax.Array], Pools]] 
     "triton": reference.kv_write,
     "cpu": cpu.kv_write,
     "reference": reference.kv_write,
+    "mosaic": reference.kv_write,
 }
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from cuda_aot.case import Case, Make, array
 from cuda_aot.targets import Target
-from pallas_kernels.paged_attention import make_plan, triton
+from pallas_kernels.paged_attention import Backend, make_plan, mosaic, triton
 
 __all__ = ["KERNELS"]
 
@@ -37,9 +37,12 @@ def _attention(
     queries: int = 1,
     chunk: bool = False,
     tree: bool = False,
+    backend: Backend = triton.paged_attention,
     **options: Any,
 ) -> Case | None:
     """Attention of decodes of ``queries`` tokens each, and with ``chunk`` of a prompt chunk beside them."""
+    if backend is mosaic.paged_attention and target.major != 9:
+        return None
     if pool == "float8_e4m3fn" and (target.major, target.minor) < (8, 9):
         return None
     num_heads, kv_heads, dim = heads
@@ -53,7 +56,7 @@ def _attention(
         plan = make_plan(
             start, lens, tables, num, num_tokens=tokens, decode_queries=queries, has_prefill=chunk, tree=mask
         )
-        return triton.paged_attention(q, k, v, plan, scale=dim**-0.5, **scales, **options)
+        return backend(q, k, v, plan, scale=dim**-0.5, **scales, **options)
 
     cache = array(_BLOCKS, 16, kv_heads, dim, dtype=pool)
     scale = array(_BLOCKS, 16, kv_heads, dtype="float32")
@@ -89,7 +92,14 @@ def _attention_cases() -> dict[str, Make]:
         "verify/32x8x128/16 of a tree": {"heads": heads, "queries": 16, "tree": True},
         "mixed/32x8x128/window and soft cap": {"heads": heads, "chunk": True, "window": 1024, "soft_cap": 50.0},
     }
-    named: dict[str, dict[str, Any]] = {**decode, **mixed, **pools, **rest}
+    on_hopper = {
+        "decode/32x8x128": {"heads": heads},
+        "decode/9x3x64": {"heads": _HEADS["9x3x64"], "pool": "float16"},
+        "verify/32x8x128/4, window and soft cap": {"heads": heads, "queries": 4, "window": 1024, "soft_cap": 50.0},
+        "mixed/32x8x128/2": {"heads": heads, "queries": 2, "chunk": True},
+    }
+    mosaics = {f"mosaic {name}": {**case, "backend": mosaic.paged_attention} for name, case in on_hopper.items()}
+    named: dict[str, dict[str, Any]] = {**decode, **mixed, **pools, **rest, **mosaics}
     return {f"paged_attention/{name}": partial(_attention, **options) for name, options in named.items()}
 
 

@@ -17,11 +17,15 @@ __all__ = ["read_kernels"]
 _ENTRY = re.compile(r"\.entry\s+(\w+)")
 _THREADS = re.compile(r"\.(?:reqntid|maxntid)\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
 # mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32, wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16
-_MATRIX = re.compile(r"^\s*(?:@\S+\s+)?(wgmma|mma)\.\S*?(m\d+n\d+k\d+)", re.MULTILINE)
+# Mosaic's stand behind a brace or another instruction
+_MATRIX = re.compile(r"(?:^|[;{])\s*(?:@\S+\s+)?(wgmma|mma)\.\S*?(m\d+n\d+k\d+)", re.MULTILINE)
 # cp.async.cg.shared.global copies 16 bytes past the first-level cache; cp.async.bulk.tensor is Hopper's TMA
 _COPY = re.compile(
     r"^\s*(?:@\S+\s+)?(cp\.async\.(?:ca|cg|bulk\.tensor|bulk)(?=\.)(?!\.(?:commit|wait)_group))", re.MULTILINE
 )
+# Mosaic writes PTX for the newest assembler that XLA knows, which is not the pinned one.
+_VERSION = re.compile(r"^\.version .*", re.MULTILINE)
+_PTX_VERSION = "8.8"  # of CUDA 12.9
 _LIMITS = {
     "registers": re.compile(r"Used (\d+) registers"),
     "shared": re.compile(r"(\d+) bytes smem"),
@@ -42,7 +46,8 @@ def _read(path: Path, target: Target, shared: Mapping[str, int]) -> Kernel:
         raise ValueError(f"{path.name} holds no kernel of a known number of threads")
     name, size = entry[1], _product(threads.groups(default="1"))
     log = subprocess.run(
-        [ptxas(), "-v", f"-arch={target.arch}", str(path), "-o", "/dev/null"],
+        [ptxas(), "-v", f"-arch={target.arch}", "-", "-o", "/dev/null"],
+        input=_VERSION.sub(f".version {_PTX_VERSION}", text),
         capture_output=True,
         text=True,
         check=True,
