@@ -41,7 +41,8 @@ def test_without_them_xla_takes_over_and_says_why(without_kernels: Path) -> None
     name, why = select_attention("auto", head_dim=64, dtype="float32")
     assert name == "reference"
     assert "no C++ compiler was found when jaxserve was installed" in why
-    assert select_matmul("auto") == ("reference", f"not cpu: {native.missing()}")
+    reasons = f"not triton: it runs on NVIDIA GPUs only; not cpu: {native.missing()}"
+    assert select_matmul("auto") == ("reference", reasons)
     with pytest.raises(ValueError, match="no C\\+\\+ compiler was found"):
         select_attention("cpu", head_dim=64, dtype="float32")
 
