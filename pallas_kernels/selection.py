@@ -23,11 +23,11 @@ def choose_backend(
         ValueError: there is no such backend, or it refuses; the message says why.
     """
     if name == "auto":
-        refused = []
+        refused: list[str] = []
         for backend, refuse in refusals.items():
             reason = refuse()
             if reason is None:
-                return backend, f"the fastest for {device}"
+                return backend, "; ".join([f"the fastest for {device}", *refused])
             refused.append(f"not {backend}: {reason}")
         return "reference", "; ".join(refused)
     if name not in backends:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.experimental.pallas import triton as plgpu
 
-__all__ = ["Target", "lookup", "target"]
+from pallas_kernels import triton_lowering
+
+__all__ = ["Target", "lookup", "path", "sizes", "target"]
 
 
 def lookup(op: str, device_kind: str, shape_class: str) -> dict[str, int]:
@@ -27,18 +28,28 @@ def lookup(op: str, device_kind: str, shape_class: str) -> dict[str, int]:
         device_kind: as in ``jax.Device.device_kind``, in any spelling ("NVIDIA H200" is nvidia_h200).
         shape_class: names from the general to the special, with "/" between them.
     """
-    classes = _read(op, re.sub(r"[^a-z0-9]+", "_", device_kind.lower()))
+    classes = _read(path(Path(__file__).parent, op, device_kind))
     names = shape_class.split("/")
-    sizes: dict[str, int] = {}
+    found: dict[str, int] = {}
     for depth in range(1, len(names) + 1):
-        sizes |= classes.get("/".join(names[:depth]), {})
-    return sizes
+        found |= classes.get("/".join(names[:depth]), {})
+    return found
+
+
+def sizes(op: str, shape_class: str) -> dict[str, int]:
+    """Sizes for the GPU in use, or for Hopper where there is none: those of its kind of chip, then its own."""
+    gpu = target() or Target("", 90)
+    return lookup(op, gpu.chip, shape_class) | lookup(op, gpu.kind, shape_class)
+
+
+def path(folder: Path, op: str, device_kind: str) -> Path:
+    """The file of an operation and a kind of device, where ``folder`` holds the operations."""
+    return folder / op / "tuned" / f"{re.sub(r'[^a-z0-9]+', '_', device_kind.lower())}.json"
 
 
 @cache
-def _read(op: str, device: str) -> dict[str, dict[str, int]]:
-    path = Path(__file__).parent / op / "tuned" / f"{device}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+def _read(file: Path) -> dict[str, dict[str, int]]:
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 class Target(NamedTuple):
@@ -62,9 +73,10 @@ def target() -> Target | None:
     default device.
     """
     abstract = jax.sharding.get_abstract_mesh().abstract_device
-    # jax 0.10 cannot ask for the capability of a device that is not there.
-    if abstract is not None and abstract.platform in ("gpu", "cuda") and hasattr(plgpu, "get_gpu_info"):
-        return Target(abstract.device_kind, plgpu.get_gpu_info().compute_capability)
+    if abstract is not None and abstract.platform in ("gpu", "cuda") and triton_lowering.missing() is None:
+        ask = getattr(triton_lowering.triton(), "get_gpu_info", None)
+        if ask is not None:  # jax 0.10 cannot ask for the capability of a device that is not there
+            return Target(abstract.device_kind, ask().compute_capability)
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None)
     if device.platform != "gpu" or not isinstance(capability, str) or "." not in capability:  # AMD's are names

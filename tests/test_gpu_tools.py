@@ -41,7 +41,14 @@ def test_check_dry_asks_everything(
     lines = {line["what"]: line for section in found["sections"] for line in section["results"]}
     assert all("Error" not in line["note"] for line in lines.values())
     checks = [line for line in lines.values() if line["verdict"] in ("ok", "WRONG")]
-    assert len(checks) == 4
+    assert lines["3 of 40, skewed, bfloat16"]["figures"]["µs"] > 0
+    assert lines["3 of 40, skewed, bfloat16: against the gather"]["figures"]["× the gather"] > 0
+    has_mosaic = jax.__version_info__ >= (0, 11)  # its interpreter, that is
+    assert len(checks) == 4 + has_mosaic
+    if has_mosaic:
+        assert lines["3 of 40, skewed, bfloat16: against the Mosaic kernel"]["figures"]["× the Mosaic kernel"] > 0
+    else:
+        assert lines["the Mosaic kernel"]["note"].startswith("skipped: its interpreter comes with jax 0.11")
     assert lines["2 decodes at 40"]["targets"] == ["≥ 75 % of roofline"]
     assert lines["2 decodes at 40: equal rows"]["figures"] == {"% that agree": 100}
     table = capsys.readouterr().out
@@ -192,6 +199,16 @@ def test_without_a_gpu_only_dry_runs_are_allowed(
 )
 def test_chips_are_known_by_whole_words(kind: str, name: str) -> None:
     assert chip_of(kind).name == name
+
+
+@pytest.mark.parametrize(("capability", "reason"), [(90, None), (80, "it is made for compute capability 9.0")])
+def test_mosaic_is_measured_only_on_hopper(
+    monkeypatch: pytest.MonkeyPatch, capability: int, reason: str | None
+) -> None:
+    monkeypatch.setattr(tuning, "target", lambda: tuning.Target("NVIDIA X", capability))
+    session = open_session(60, dry=False)
+    assert (session.mosaic is None) == (reason is not None)
+    assert (session.no_mosaic or "").startswith(reason or "")
 
 
 @pytest.mark.gpu

@@ -21,8 +21,8 @@ from jaxserve.engine.input import InputProcessor
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
-from jaxserve.quantization import KEPT_KINDS, WeightForm, describe
-from jaxserve.runner import Runner, RunnerShape, fit_blocks, fit_context, use_compilation_cache
+from jaxserve.quantization import KEPT_KINDS, WeightForm, describe, has_quantised
+from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import OpenedModel, open_model
@@ -92,6 +92,11 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     form = _weight_form(config.model, opened)
     with phase("weights"):
         params = opened.load(dtype, form=form)
+    if form.activation_bits == 8 and not has_quantised(params):
+        raise ConfigError(
+            f"--activation-quantization int8 needs quantised weights, and --quantization {form.quantization} found no "
+            f"matrix of {opened.name} that it could quantise. Leave it at none."
+        )
     _log.info("weights in memory: %s", describe(params))
     with phase("kv cache"):
         runner = _make_runner(config, opened, params, dtype, backend, limits)
@@ -131,6 +136,7 @@ def _make_runner(
         size.reason,
         max_context,
     )
+    check_room(size, model, max_rows)
     shape = RunnerShape(size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, dtype, backend)
     try:
         runner = Runner(params, model, shape)
@@ -140,8 +146,8 @@ def _make_runner(
             raise
         raise ConfigError(
             f"the device has no room for {size.num_blocks} KV blocks ({size.num_blocks * size.block_bytes / 2**20:.0f} "
-            f"MiB, by {size.reason}). Lower --num-gpu-blocks-override, --kv-cache-memory-bytes or "
-            "--gpu-memory-utilization."
+            f"MiB, by {size.reason}) and the state of {max_rows} sequences. Lower "
+            "--num-gpu-blocks-override, --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs."
         ) from error
     return runner
 
@@ -179,6 +185,11 @@ def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
     asked = options.quantization
     activation_bits = 8 if options.activation_quantization == "int8" else 16
     backend, why = select_packed_backend("auto", activation_bits=activation_bits)
+    if activation_bits == 8 and jax.default_backend() != "cpu":
+        raise ConfigError(
+            "--activation-quantization int8 is made for the CPU's native kernels, and the device is "
+            f"{jax.default_backend()}: there every product would unpack its whole weight. Leave it at none."
+        )
     native = backend == "cpu"  # on GPUs only quantised weights are packed, and only if that is asked for
     if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
         raise ConfigError(

@@ -7,7 +7,7 @@ done with it.
 from jaxserve.quantization.blocks import Blocks, merge
 from jaxserve.quantization.gguf import KEPT_KINDS, from_gguf
 from jaxserve.quantization.int8 import quantize_int8
-from jaxserve.quantization.leaf import Leaf, PackedLeaf, describe
+from jaxserve.quantization.leaf import Leaf, PackedLeaf, describe, has_quantised
 from jaxserve.quantization.maker import LeafMaker, WeightForm, as_factor
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "as_factor",
     "describe",
     "from_gguf",
+    "has_quantised",
     "merge",
     "quantize_int8",
 ]

@@ -11,7 +11,7 @@ from flax import struct
 
 from pallas_kernels.packed_matmul import PackedWeight, packed_matmul, take_columns
 
-__all__ = ["Leaf", "PackedLeaf", "describe"]
+__all__ = ["Leaf", "PackedLeaf", "describe", "has_quantised"]
 
 
 @struct.dataclass
@@ -46,6 +46,12 @@ class PackedLeaf:
 
 
 Leaf = jax.Array | PackedLeaf
+
+
+def has_quantised(params: Any) -> bool:
+    """Whether a tree of leaves holds any that are no floats."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, PackedLeaf))
+    return any(isinstance(leaf, PackedLeaf) and leaf.weight.scale is not None for leaf in leaves)
 
 
 def describe(params: Any) -> str:

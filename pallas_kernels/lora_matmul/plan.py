@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from pallas_kernels.work_lists import items
+
 __all__ = ["TILE", "LoraPlan", "make_plan"]
 
 TILE = 32
@@ -51,17 +53,14 @@ def make_plan(slots: jax.Array, num_slots: int) -> LoraPlan:
     place = before.sum(1, dtype=jnp.int32)
     counts = (slots[None, :] == jnp.arange(num_slots)[:, None]).sum(1, dtype=jnp.int32)
     tiles = -(-counts // TILE)
-    ends, last_tiles = jnp.cumsum(counts), jnp.cumsum(tiles)
-    tile = jnp.arange(num_tokens // TILE + min(num_slots, num_tokens), dtype=jnp.int32)
-    # compare_all: the default method becomes a loop on the device.
-    slot = jnp.searchsorted(last_tiles, tile, side="right", method="compare_all").astype(jnp.int32)
-    slot = jnp.minimum(slot, num_slots - 1)
-    start = ends[slot] - counts[slot] + (tile - (last_tiles[slot] - tiles[slot])) * TILE
+    slot, index, num_tiles = items(tiles, num_tokens // TILE + min(num_slots, num_tokens))
+    ends = jnp.cumsum(counts)
+    start = ends[slot] - counts[slot] + index * TILE
     return LoraPlan(
         slots=slots,
         order=jnp.zeros_like(token).at[place].set(token, unique_indices=True),
         tile_slot=slot,
         tile_start=start.astype(jnp.int32),
         tile_end=jnp.minimum(start + TILE, ends[slot]).astype(jnp.int32),
-        num_tiles=last_tiles[-1].astype(jnp.int32),
+        num_tiles=num_tiles,
     )

@@ -17,17 +17,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels import tuning
-from pallas_kernels.launching import Launch, Ref, load, refuse_gpu, wide
+from pallas_kernels.launching import Launch, Ref, dot, load, refuse_gpu, steps_per_split, store, wide
 from pallas_kernels.lora_matmul import reference
 from pallas_kernels.lora_matmul.plan import TILE, LoraPlan
 
 __all__ = ["Sizes", "default_sizes", "lora_matmul", "refuse"]
 
 _LEAST_RANK = 16  # of a matrix tile
-_SHORTEST_SPLIT = 1024  # inputs
 _MOST_SPLITS = 8
 
 
@@ -52,9 +50,7 @@ def default_sizes(rank: int, dtype: str) -> Sizes:
 
     Shape classes are bytes of an element of x / rank, padded: "b2/r16".
     """
-    gpu = tuning.target() or tuning.Target("", 90)
-    shape = f"b{jnp.dtype(dtype).itemsize}/r{_padded(rank)}"
-    return Sizes(**tuning.lookup("lora_matmul", gpu.chip, shape) | tuning.lookup("lora_matmul", gpu.kind, shape))
+    return Sizes(**tuning.sizes("lora_matmul", f"b{jnp.dtype(dtype).itemsize}/r{_padded(rank)}"))
 
 
 def lora_matmul(
@@ -74,9 +70,8 @@ def lora_matmul(
     if num_tokens <= reference.MOST_GATHERED:
         return reference.lora_matmul(x, a, b, plan)
     sizes = sizes or default_sizes(rank, x.dtype.name)
-    steps = pl.cdiv(size_in, sizes.inputs)
-    per_split = max(pl.cdiv(steps, _MOST_SPLITS), min(steps, pl.cdiv(_SHORTEST_SPLIT, sizes.inputs)))
-    splits, tiles = pl.cdiv(steps, per_split), plan.tile_slot.shape[0]
+    per_split = steps_per_split(size_in, sizes.inputs, _MOST_SPLITS)
+    splits, tiles = pl.cdiv(size_in, per_split * sizes.inputs), plan.tile_slot.shape[0]
     tile = _Tile(_padded(rank), sizes.inputs, sizes.columns, per_split)
     work = _Work(plan.order, plan.tile_slot, plan.tile_start, plan.tile_end, plan.num_tiles[None])
     launch = partial(Launch, num_warps=sizes.num_warps, num_stages=sizes.num_stages, interpret=interpret)
@@ -122,12 +117,12 @@ def _shrink(tile: _Tile, work: _Work, x: Ref, a: Ref, out: Ref) -> None:
             real = inputs < x.shape[1]
             rows = _read(x, (token[:, None], inputs[None, :]), there[:, None] & real[None, :])
             factor = _read(a, (slot, inputs[:, None], lane[None, :]), real[:, None] & (lane < a.shape[2])[None, :])
-            return acc + _dot(rows, factor.astype(rows.dtype))
+            return acc + dot(rows, factor.astype(rows.dtype))
 
         last = jnp.minimum((split + 1) * tile.steps, pl.cdiv(x.shape[1], tile.inputs))
         acc = lax.fori_loop(split * tile.steps, last, body, jnp.zeros((TILE, tile.rank), jnp.float32))
         index = (split, wide(token[:, None], acc.shape), wide(lane[None, :], acc.shape))
-        plgpu.store(out.at[index], acc, mask=wide(there[:, None] & (lane < out.shape[2])[None, :], acc.shape))
+        store(out, index, acc, wide(there[:, None] & (lane < out.shape[2])[None, :], acc.shape))
 
 
 def _expand(tile: _Tile, dtype: jnp.dtype, work: _Work, parts: Ref, b: Ref, out: Ref) -> None:
@@ -150,11 +145,11 @@ def _expand(tile: _Tile, dtype: jnp.dtype, work: _Work, parts: Ref, b: Ref, out:
             for split in range(1, parts.shape[0]):
                 total += _read(parts, (split, token[:, None], lane[None, :]), mask)
             factor = _read(b, (slot, lane[:, None], column[None, :]), used[:, None] & real)
-            return acc + _dot(total.astype(dtype), factor.astype(dtype))
+            return acc + dot(total.astype(dtype), factor.astype(dtype))
 
         acc = lax.fori_loop(0, tile.rank // width, body, jnp.zeros((TILE, tile.columns), jnp.float32))
         index = (wide(token[:, None], acc.shape), wide(column[None, :], acc.shape))
-        plgpu.store(out.at[index], acc, mask=wide(there[:, None] & real, acc.shape))
+        store(out, index, acc, wide(there[:, None] & real, acc.shape))
 
 
 def _tokens(work: _Work, item: jax.Array, num_tokens: int) -> tuple[jax.Array, jax.Array]:
@@ -166,14 +161,6 @@ def _tokens(work: _Work, item: jax.Array, num_tokens: int) -> tuple[jax.Array, j
 
 def _read(ref: Ref, index: tuple[int | jax.Array, ...], mask: jax.Array) -> jax.Array:
     return load(ref, tuple(wide(i, mask.shape) if isinstance(i, jax.Array) and i.ndim else i for i in index), mask)
-
-
-def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
-    # By default float32 is cut to TF32.
-    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
-    return lax.dot_general(
-        left, right, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
 
 
 def _padded(rank: int) -> int:

@@ -26,17 +26,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels import tuning
-from pallas_kernels.launching import Launch, Ref, load, refuse_gpu, wide
+from pallas_kernels.launching import Launch, Ref, dot, load, refuse_gpu, steps_per_split, store, wide
 from pallas_kernels.packed_matmul.format import GROUP, PANEL, PackedWeight
 
 __all__ = ["Sizes", "default_sizes", "packed_matmul", "refuse"]
 
 _FEWEST_TOKENS = 16  # of a tile
 _CLASSES = {"decode": 64, "mixed": 256}  # most tokens of a step; with more it is a prefill
-_SHORTEST_SPLIT = 1024  # inputs
 
 _ONE = 0x3F800000  # 1.0, as bits of a float32
 _MANTISSA = 23  # bits
@@ -73,10 +71,8 @@ def default_sizes(tokens: int, kind: str, dtype: str) -> Sizes:
 
     Shape classes are class of step / bytes of an element of x / kind of weight: "decode/b2/int4".
     """
-    gpu = tuning.target() or tuning.Target("", 90)
     step = next((name for name, most in _CLASSES.items() if tokens <= most), "prefill")
-    shape = f"{step}/b{jnp.dtype(dtype).itemsize}/{kind}"
-    return Sizes(**tuning.lookup("packed_matmul", gpu.chip, shape) | tuning.lookup("packed_matmul", gpu.kind, shape))
+    return Sizes(**tuning.sizes("packed_matmul", f"{step}/b{jnp.dtype(dtype).itemsize}/{kind}"))
 
 
 def packed_matmul(
@@ -103,10 +99,9 @@ def packed_matmul(
         raise ValueError(f"the Triton backend for packed weights cannot serve this: {reason}")
     (num_tokens, size_in), (_, size_out) = x.shape, weight.shape
     sizes = sizes or default_sizes(num_tokens, code.kind, x.dtype.name)
-    groups = size_in // GROUP
     tokens = min(sizes.tokens, max(_FEWEST_TOKENS, pl.next_power_of_2(num_tokens)))
-    steps = pl.cdiv(groups, sizes.groups)
-    per_split = max(pl.cdiv(steps, sizes.splits), min(steps, pl.cdiv(_SHORTEST_SPLIT, sizes.groups * GROUP)))
+    steps = pl.cdiv(size_in, sizes.groups * GROUP)
+    per_split = steps_per_split(size_in, sizes.groups * GROUP, sizes.splits)
     tile = _Tile(sizes.columns, tokens, sizes.groups, per_split, code, num_tokens, size_out)
     grid = (
         pl.cdiv(num_tokens, tokens),
@@ -180,8 +175,6 @@ def _kernel(tile: _Tile, x: Ref, panels: _Panels, out: Ref) -> None:
     token = pl.program_id(0) * tile.tokens + lax.iota(jnp.int32, tile.tokens)
     column = pl.program_id(1) * tile.columns + lax.iota(jnp.int32, tile.columns)
     words = tile.groups * GROUP // tile.code.inputs
-    # By default float32 is cut to TF32.
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
 
     def body(step: jax.Array, acc: jax.Array) -> jax.Array:
         data, scale, offset = _load(tile, panels, column, step)
@@ -189,9 +182,7 @@ def _kernel(tile: _Tile, x: Ref, panels: _Panels, out: Ref) -> None:
         for j in range(tile.code.inputs):
             values = (_fractions(tile.code, data, j) * scale + offset).astype(x.dtype).reshape(tile.columns, words)
             factor = load(x, (wide(token[None, :], word.shape), j, word), None)
-            acc += lax.dot_general(
-                values, factor, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-            )
+            acc += dot(values, factor)
         return acc
 
     last = jnp.minimum((split + 1) * tile.steps, x.shape[2] // words)
@@ -199,7 +190,7 @@ def _kernel(tile: _Tile, x: Ref, panels: _Panels, out: Ref) -> None:
     shape = (tile.tokens, tile.columns)
     there = (token < tile.num_tokens)[:, None] & (column < tile.size_out)[None, :]
     index = (split, wide(token[:, None], shape), wide(column[None, :], shape))
-    plgpu.store(out.at[index], acc.T, mask=wide(there, shape))
+    store(out, index, acc.T, wide(there, shape))
 
 
 def _load(tile: _Tile, panels: _Panels, column: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

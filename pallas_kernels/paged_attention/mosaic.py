@@ -11,6 +11,7 @@ faster yet.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 from pallas_kernels import tuning
 from pallas_kernels.paged_attention import reference, triton
 from pallas_kernels.paged_attention.plan import AttentionPlan, max_chunks
+from pallas_kernels.paged_attention.triton_tile import MASKED
 
 __all__ = ["paged_attention", "refuse"]
 
@@ -171,21 +173,21 @@ def _combine(
     slab = (row[:, None] * kv_heads + head // group) * tiles + (query // queries)[:, None]
     lane = (query % queries)[:, None] * group + head % group
 
-    def place(index: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    def place(index: int) -> tuple[jax.Array, jax.Array]:
         """Where a chunk's sums of each token and head are, [..., T', H], and whether the token sees the chunk."""
         there = is_decode & (index >= first) & (index * plan.chunk[row] < end)
         return (jnp.where(there, index, first)[..., None] * per_chunk + slab) * packed + lane, there[..., None]
 
     # Flat, with one index: XLA gives gathers of several indices a kernel for their indices.
     part, top, total = sums[0].reshape(-1, head_dim), sums[1].reshape(-1), sums[2].reshape(-1)
-    num_chunks = slabs // per_chunk
-    at, there = place(jnp.arange(num_chunks)[:, None])
-    tops = jnp.where(there, jnp.take(top, at, mode="clip"), -jnp.inf)
-    keep = jnp.where(there, jnp.exp2(tops - tops.max(0)), 0.0)
+    # Written out chunk by chunk: with a reduction over chunks XLA makes more kernels of it.
+    places = [place(index) for index in range(slabs // per_chunk)]
+    tops = [jnp.where(there, jnp.take(top, at, mode="clip"), -jnp.inf) for at, there in places]
+    highest = functools.reduce(jnp.maximum, tops, jnp.full(slab.shape, MASKED))
     weights, acc = jnp.zeros(slab.shape), jnp.zeros((*slab.shape, head_dim))
-    for index in range(num_chunks):
-        at, there = place(index)
+    for (at, there), chunk_top in zip(places, tops, strict=True):
+        keep = jnp.exp2(chunk_top - highest)
         # What no chunk has written may be NaN.
-        weights += keep[index] * jnp.where(there, jnp.take(total, at, mode="clip"), 0.0)
-        acc += keep[index][..., None] * jnp.where(there[..., None], jnp.take(part, at, axis=0, mode="clip"), 0.0)
+        weights += keep * jnp.where(there, jnp.take(total, at, mode="clip"), 0.0)
+        acc += keep[..., None] * jnp.where(there[..., None], jnp.take(part, at, axis=0, mode="clip"), 0.0)
     return acc / jnp.maximum(weights, 1e-30)[..., None]

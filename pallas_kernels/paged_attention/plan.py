@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from pallas_kernels.work_lists import items, owner
+
 __all__ = ["PREFILL_TILE", "AttentionPlan", "make_plan", "max_chunks"]
 
 PREFILL_TILE = 64
@@ -91,10 +93,10 @@ def make_plan(
     lens = query_start[1:] - query_start[:-1]
     is_decode = jnp.arange(rows) < num_decode
     tiles = jnp.where(is_decode, 0, -(-lens // PREFILL_TILE))
-    item_row, item_index, num_items = _items(tiles, num_tokens // PREFILL_TILE + min(rows, num_tokens))
+    item_row, item_index, num_items = items(tiles, num_tokens // PREFILL_TILE + min(rows, num_tokens))
     chunk = _chunk_tokens(kv_lens, decode_queries)
     chunks = jnp.where(is_decode & (lens > 0), -(-kv_lens // chunk), 0)
-    chunk_row, chunk_index, num_chunks = _items(chunks, rows * _most_chunks(decode_queries))
+    chunk_row, chunk_index, num_chunks = items(chunks, rows * _most_chunks(decode_queries))
     token = jnp.arange(min(num_tokens, rows * decode_queries))
     return AttentionPlan(
         query_start=query_start,
@@ -109,7 +111,7 @@ def make_plan(
         chunk_row=chunk_row,
         chunk_index=chunk_index,
         num_chunks=num_chunks,
-        token_row=_owner(query_start[1:], token),
+        token_row=owner(query_start[1:], token),
         decode_queries=decode_queries,
         has_prefill=has_prefill,
     )
@@ -128,18 +130,3 @@ def _chunk_tokens(kv_lens: jax.Array, decode_queries: int) -> jax.Array:
     """Cached tokens per chunk of rows of kv_lens [R]: the fewest with which a row has no more chunks than it may."""
     longest = _most_chunks(decode_queries) * _CHUNK * 2 ** jnp.arange(_DOUBLINGS)
     return (_CHUNK * 2 ** (kv_lens[:, None] > longest).sum(1)).astype(jnp.int32)
-
-
-def _items(counts: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """List counts [R] of things by row: the row of each [size], its index within the row [size], how many there are."""
-    ends = jnp.cumsum(counts)
-    item = jnp.arange(size)
-    row = _owner(ends, item)
-    return row, (item - (ends[row] - counts[row])).astype(jnp.int32), ends[-1].astype(jnp.int32)
-
-
-def _owner(ends: jax.Array, item: jax.Array) -> jax.Array:
-    """Row of each item, when row r's items are those from ends[r - 1] to ends[r] - 1."""
-    # compare_all: the default method becomes a loop on the device.
-    row = jnp.searchsorted(ends, item, side="right", method="compare_all").astype(jnp.int32)
-    return jnp.minimum(row, ends.shape[0] - 1)

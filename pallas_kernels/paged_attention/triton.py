@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels import tuning
+from pallas_kernels.launching import Launch, refuse_gpu
 from pallas_kernels.paged_attention import triton_kernels as kernels
 from pallas_kernels.paged_attention.plan import PREFILL_TILE, AttentionPlan, max_chunks
 from pallas_kernels.paged_attention.triton_tile import Inputs, Tile
@@ -52,15 +52,12 @@ class Sizes(NamedTuple):
 
 def refuse(head_dim: int, dtype: str, num_elements: int = 0) -> str | None:
     """Why it cannot serve heads of this size and pools of this dtype and this many elements each; None if it can."""
+    return refuse_gpu() or _refuse_pools(head_dim, dtype, num_elements)
+
+
+def _refuse_pools(head_dim: int, dtype: str, num_elements: int) -> str | None:
     gpu = tuning.target()
-    if gpu is None:
-        return "it runs on NVIDIA GPUs only"
-    if gpu.capability < 80:
-        return f"it needs compute capability 8.0, and {gpu.kind} has {gpu.capability / 10}"
-    return _refuse_pools(head_dim, dtype, num_elements, gpu.capability)
-
-
-def _refuse_pools(head_dim: int, dtype: str, num_elements: int, capability: int) -> str | None:
+    capability = 90 if gpu is None else gpu.capability
     if head_dim > _MAX_DIM:
         return f"it serves head dims up to {_MAX_DIM}, not {head_dim}"
     if dtype not in _FLOATS + _QUANTISED:
@@ -77,10 +74,8 @@ def default_sizes(kind: str, head_dim: int, dtype: str) -> Sizes:
 
     Shape classes are kind / bytes of an element / head dim, padded: "decode/b2/d128".
     """
-    gpu = tuning.target() or tuning.Target("", 90)
     shape = f"{kind}/b{jnp.dtype(dtype).itemsize}/d{pl.next_power_of_2(head_dim)}"
-    sizes = tuning.lookup("paged_attention", gpu.chip, shape) | tuning.lookup("paged_attention", gpu.kind, shape)
-    return Sizes(**sizes)
+    return Sizes(**tuning.sizes("paged_attention", shape))
 
 
 def paged_attention(
@@ -106,8 +101,7 @@ def paged_attention(
         interpret: run on any device, slowly, by Pallas' interpreter.
     """
     head_dim, dtype = q.shape[2], k_cache.dtype
-    gpu = tuning.target()
-    reason = _refuse_pools(head_dim, dtype.name, k_cache.size, 90 if gpu is None else gpu.capability)
+    reason = _refuse_pools(head_dim, dtype.name, k_cache.size)
     if reason is not None:
         raise ValueError(f"Triton attention cannot serve this: {reason}")
     inputs = Inputs(q, k_cache, v_cache, k_scale, v_scale, plan.query_start, plan.kv_lens, plan.block_tables, plan.tree)
@@ -142,8 +136,9 @@ def _prefill(inputs: Inputs, plan: AttentionPlan, make_tile: MakeTile, sizes: Si
     work = kernels.PrefillWork(plan.item_row, plan.item_start, plan.num_items[None])
     # Tiles of one item next to each other: they read the same keys.
     grid = (pl.cdiv(PREFILL_TILE, tile.queries), kv_heads, plan.item_row.shape[0])
-    launch = _Launch(kernels.prefill, tile, grid, sizes.num_warps, sizes.num_stages, interpret)
-    return launch((work, inputs._replace(tree=None)), jnp.zeros_like(inputs.q))
+    prefill = partial(kernels.prefill, tile)
+    launch = Launch(prefill, "paged_attention_prefill", grid, sizes.num_warps, sizes.num_stages, interpret)
+    return launch(work, inputs._replace(tree=None), out=jnp.zeros_like(inputs.q))
 
 
 def _decode(
@@ -160,43 +155,16 @@ def _decode(
     decodes = plan.token_row.shape[0]
     # Heads next to each other: they are neighbours in a block.
     grid = (kv_heads, tiles, min(num_rows * chunks, pl.cdiv(_PROGRAMS, kv_heads * tiles)))
-    launch = _Launch(kernels.decode, tile, grid, sizes.num_warps, sizes.num_stages, interpret)
+    decode = partial(kernels.decode, tile)
+    launch = Launch(decode, "paged_attention_decode", grid, sizes.num_warps, sizes.num_stages, interpret)
     part = jax.ShapeDtypeStruct((chunks, decodes, heads, head_dim), jnp.float32)
     parts = launch(
-        (kernels.DecodeWork(plan.chunk, plan.chunk_row, plan.chunk_index, plan.num_chunks[None]), inputs),
-        (part, jax.ShapeDtypeStruct(part.shape[:3], jnp.float32)),
+        kernels.DecodeWork(plan.chunk, plan.chunk_row, plan.chunk_index, plan.num_chunks[None]),
+        inputs,
+        out=(part, jax.ShapeDtypeStruct(part.shape[:3], jnp.float32)),
     )
     work = kernels.CombineWork(plan.chunk, plan.token_row, plan.num_decode[None], plan.query_start, plan.kv_lens)
-    combine = _Launch(kernels.combine, tile, (heads, num_tokens if out is None else decodes), 4, 1, interpret)
-    return combine((work, *parts), jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype) if out is None else out)
-
-
-class _Launch(NamedTuple):
-    """A kernel and how it is launched."""
-
-    kernel: Callable[..., None]
-    tile: Tile
-    grid: tuple[int, ...]
-    num_warps: int
-    num_stages: int
-    interpret: bool
-
-    def __call__(self, args: tuple[Any, ...], out: Any) -> Any:
-        """Run it with refs of the arrays of ``args``, then those of ``out``: shapes, or one array to write into."""
-        aliased = isinstance(out, jax.Array)
-        anywhere = pl.BlockSpec(memory_space=pl.ANY)  # kernels address whole arrays themselves
-
-        def kernel(*refs: Any) -> None:
-            self.kernel(self.tile, *refs[: len(args)], *refs[len(args) + aliased :])
-
-        return pl.pallas_call(
-            kernel,
-            grid=self.grid,
-            in_specs=jax.tree.map(lambda _: anywhere, (*args, out) if aliased else args),
-            out_specs=jax.tree.map(lambda _: anywhere, out),
-            out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out),
-            input_output_aliases={len(jax.tree.leaves(args)): 0} if aliased else {},
-            compiler_params=plgpu.CompilerParams(num_warps=self.num_warps, num_stages=self.num_stages),
-            interpret=self.interpret,
-            name=f"paged_attention_{self.kernel.__name__}",
-        )(*args, *([out] if aliased else []))
+    tokens = num_tokens if out is None else decodes
+    combine = Launch(partial(kernels.combine, tile), "paged_attention_combine", (heads, tokens), 4, 1, interpret)
+    whole = jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype) if out is None else out
+    return combine(work, *parts, out=whole)

@@ -11,16 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.launching import Ref, load, store, wide
 from pallas_kernels.paged_attention.plan import PREFILL_TILE
 from pallas_kernels.paged_attention.triton_tile import (
     MASKED,
     Inputs,
-    Ref,
     Tile,
     attend,
-    load,
     pack_rows,
     row_index,
     visible,
@@ -77,7 +75,7 @@ def prefill(tile: Tile, work: PrefillWork, inputs: Inputs, out: Ref) -> None:
             begin, end = visible(tile, inputs.query_start, inputs.kv_lens, row, first, last)
             result, _ = attend(tile, inputs, row, rows, kv_head, begin, end)
             index, mask = row_index(rows, out.shape[2])
-            plgpu.store(out.at[index], result.astype(out.dtype), mask=mask)
+            store(out, index, result.astype(out.dtype), mask)
 
 
 def decode(tile: Tile, work: DecodeWork, inputs: Inputs, part: Ref, log_total: Ref) -> None:
@@ -101,8 +99,8 @@ def decode(tile: Tile, work: DecodeWork, inputs: Inputs, part: Ref, log_total: R
             rows = pack_rows(tile, inputs, row, first, last, kv_head)
             result, total = attend(tile, inputs, row, rows, kv_head, begin, end)
             (token, head, dim), mask = row_index(rows, part.shape[3])
-            plgpu.store(part.at[index, token, head, dim], result, mask=mask)
-            plgpu.store(log_total.at[index, rows.token, rows.head], total, mask=rows.used)
+            store(part, (index, token, head, dim), result, mask)
+            store(log_total, (index, rows.token, rows.head), total, rows.used)
 
         return none
 
@@ -124,12 +122,11 @@ def combine(tile: Tile, work: CombineWork, part: Ref, log_total: Ref, out: Ref) 
         seen = is_decode & ((index + 1) * work.chunk[row] > begin) & (index * work.chunk[row] < end)
         totals = jnp.where(seen, load(log_total, (index, token, head), seen), MASKED)
         weights = jnp.where(seen, jnp.exp2(totals - totals.max(0)), 0.0)
-        width = pl.next_power_of_2(out.shape[2])
-        dim = lax.iota(jnp.int32, width)
+        dim = lax.iota(jnp.int32, pl.next_power_of_2(out.shape[2]))
         there = dim < out.shape[2]
-        shape = (_COMBINED, width)
-        at = (jnp.broadcast_to(index[:, None], shape), token, head, jnp.broadcast_to(dim[None, :], shape))
-        mask = jnp.broadcast_to(seen[:, None] & there[None, :], shape)
+        shape = (_COMBINED, dim.shape[0])
+        at = (wide(index[:, None], shape), token, head, wide(dim[None, :], shape))
+        mask = wide(seen[:, None] & there[None, :], shape)
         parts = load(part, at, mask)
         result = (weights[:, None] * parts).sum(0) / jnp.maximum(weights.sum(0), 1.0)
-        plgpu.store(out.at[token, head, dim], result.astype(out.dtype), mask=there)
+        store(out, (token, head, dim), result.astype(out.dtype), there)

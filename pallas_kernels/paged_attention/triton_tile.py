@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import triton as plgpu
+from jax.experimental import pallas as pl
 
-__all__ = ["MASKED", "Inputs", "Ref", "Rows", "Tile", "attend", "load", "pack_rows", "row_index", "visible"]
+from pallas_kernels.launching import Ref, dot, load, wide
 
-Ref = Any
-"""An array in the device's memory, as kernels see it; jax has no public name for the type."""
+__all__ = ["MASKED", "Inputs", "Rows", "Tile", "attend", "pack_rows", "row_index", "visible"]
 
 MASKED = -1e30
 _LOG2_E = math.log2(math.e)
@@ -100,10 +98,10 @@ def pack_rows(
 
 def row_index(rows: Rows, head_dim: int) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Where the tile [M, D] lies in an array [T, H, D], and which of it is there."""
-    dim = lax.iota(jnp.int32, _padded(head_dim))
+    dim = lax.iota(jnp.int32, pl.next_power_of_2(head_dim))
     shape = (rows.token.shape[0], dim.shape[0])
-    index = (_wide(rows.token[:, None], shape), _wide(rows.head[:, None], shape), _wide(dim[None, :], shape))
-    return index, _wide(rows.used[:, None] & (dim < head_dim)[None, :], shape)
+    index = (wide(rows.token[:, None], shape), wide(rows.head[:, None], shape), wide(dim[None, :], shape))
+    return index, wide(rows.used[:, None] & (dim < head_dim)[None, :], shape)
 
 
 def visible(
@@ -131,10 +129,7 @@ def attend(
     q = load(inputs.q, index, mask).astype(tile.dtype)
     dim = lax.iota(jnp.int32, q.shape[1])
     block_size = inputs.k.shape[1]
-    # By default float32 is cut to TF32.
-    precision = lax.Precision.HIGHEST if tile.dtype == jnp.float32 else None
-    multiply = partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
-    wide = (tile.keys, q.shape[1])
+    shape = (tile.keys, q.shape[1])
 
     def body(step: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         acc, top, total = carry
@@ -142,10 +137,10 @@ def attend(
         there = (key >= begin) & (key < end)
         block = load(inputs.block_tables, (row, lax.div(key, block_size)), there)
         slot = (block, lax.rem(key, block_size), kv_head)
-        lanes = (_wide(block[:, None], wide), _wide(slot[1][:, None], wide), kv_head, _wide(dim[None, :], wide))
-        mask = _wide(there[:, None] & (dim < head_dim)[None, :], wide)
+        lanes = (wide(block[:, None], shape), wide(slot[1][:, None], shape), kv_head, wide(dim[None, :], shape))
+        mask = wide(there[:, None] & (dim < head_dim)[None, :], shape)
         k = load(inputs.k, lanes, mask).astype(tile.dtype)
-        scores = multiply(q, k, (((1,), (1,)), ((), ())))
+        scores = dot(q, k, axis=1)
         if inputs.k_scale is not None:
             scores *= load(inputs.k_scale, slot, there).astype(jnp.float32)[None, :]
         if tile.soft_cap is None:
@@ -162,7 +157,7 @@ def attend(
         v = load(inputs.v, lanes, mask).astype(tile.dtype)
         if inputs.v_scale is not None:
             weights *= load(inputs.v_scale, slot, there).astype(jnp.float32)[None, :]
-        part = multiply(weights.astype(tile.dtype), v, (((1,), (0,)), ((), ())))
+        part = dot(weights.astype(tile.dtype), v)
         return acc * keep[:, None] + part, new_top, total
 
     start = (jnp.zeros((tile.rows, q.shape[1]), jnp.float32), jnp.full(tile.rows, MASKED), jnp.zeros(tile.rows))
@@ -178,8 +173,8 @@ def _sees(tile: Tile, inputs: Inputs, row: jax.Array, rows: Rows, key: jax.Array
     """Which keys [N] each of the tile's rows sees, as [M, N]."""
     if tile.tree:
         count = inputs.query_start[row + 1] - inputs.query_start[row]
-        other = _wide((key - (inputs.kv_lens[row] - count))[None, :], (tile.rows, tile.keys))
-        query = _wide(rows.query[:, None], other.shape)
+        other = wide((key - (inputs.kv_lens[row] - count))[None, :], (tile.rows, tile.keys))
+        query = wide(rows.query[:, None], other.shape)
         within = (other >= 0) & (other < count) & rows.used[:, None]
         word = load(inputs.tree, (row, query, lax.div(jnp.maximum(other, 0), 32)), within)
         bit = word >> (other & 31).astype(jnp.uint32) & jnp.uint32(1)
@@ -189,16 +184,3 @@ def _sees(tile: Tile, inputs: Inputs, row: jax.Array, rows: Rows, key: jax.Array
     if tile.window is not None:
         sees &= key[None, :] > rows.position[:, None] - tile.window
     return sees
-
-
-def load(ref: Ref, index: Any, mask: jax.Array) -> jax.Array:
-    """ref[index], of mask's shape; zeros where mask is off, which reads nothing."""
-    return plgpu.load(ref.at[index], mask=mask, other=jnp.zeros(mask.shape, ref.dtype))
-
-
-def _padded(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def _wide(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.broadcast_to(x, shape)

@@ -18,6 +18,7 @@ from jaxserve.quantization import WeightForm
 from jaxserve.runner import Runner
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.weights import OpenedModel
+from pallas_kernels import tuning
 from tests.equivalence.harness import MODEL
 
 
@@ -107,6 +108,33 @@ def test_weights_are_packed_for_native_kernels_and_kept_where_they_come_quantise
     opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=kept, has_random_weights=False))
     assert startup._weight_form(ModelOptions(quantization=asked), opened) == form
     assert ("which is slow" in caplog.text) == (native is None and form.is_quantised)
+
+
+def test_activations_are_not_rounded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=("Q4_1",), has_random_weights=False))
+    options = ModelOptions(quantization="gguf", activation_quantization="int8")
+    with pytest.raises(ConfigError, match=r"--activation-quantization int8 is made for the CPU.* the device is gpu"):
+        startup._weight_form(options, opened)
+
+
+def test_the_attention_backend_is_logged_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def select(name: str) -> str:
+        return startup._select_backend(
+            EngineConfig.from_flat({"attention_backend": name}), MODEL, jnp.dtype("bfloat16")
+        )
+
+    with caplog.at_level("INFO", "jaxserve"):
+        assert select("reference") == "reference"
+        with pytest.raises(ConfigError, match="'triton' cannot be used: it runs on NVIDIA GPUs only"):
+            select("triton")
+        monkeypatch.setattr(tuning, "target", lambda: tuning.Target("NVIDIA H200", 90))
+        monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+        assert select("auto") == "triton"
+    lines = [record.message for record in caplog.records if record.message.startswith("attention backend")]
+    assert lines == ["attention backend: reference (asked for)", "attention backend: triton (the fastest for gpu)"]
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused_with_both_sizes() -> None:

@@ -23,18 +23,26 @@ ATTENTION = (
     "paged_attention/decode/32x8x128/int8",
     "paged_attention/verify/32x8x128/16 of a tree",
 )
-EVERYWHERE = (*ATTENTION, "step/smollm2-135m/decode")
+PRODUCTS = (
+    "packed_matmul/int4/4096x4096/64",
+    "packed_matmul/int8/4096x4096/64",
+    "lora_matmul/14336x4096/128/bfloat16",
+)
+EVERYWHERE = (*ATTENTION, *PRODUCTS, "step/smollm2-135m/decode")
 CASES = {
     "sm_80": EVERYWHERE,
     "sm_89": EVERYWHERE,
     "sm_90": (
         *EVERYWHERE,
         "paged_attention/decode/32x8x128/float8_e4m3fn",
+        "packed_matmul/int4/4096x4096/2048",
         "step/smollm2-135m/mixed",
         "step/llama-3.1-8b/decode",
         "xla/rms_norm",
         "xla/kv_write",
         "xla/int4 product, scale per group",
+        "xla/int8 product, scale per group",
+        "xla/int4 product, scale per group, bfloat16",
     ),
 }
 Reports = dict[tuple[str, str], Report]
@@ -76,6 +84,22 @@ def test_attention_is_made_of_matrix_products_and_asynchronous_copies(reports: R
 
 
 @pytest.mark.cuda_aot
+@pytest.mark.parametrize("target", CASES)
+def test_products_with_weights_and_adapters_are_made_by_matrix_units(reports: Reports, target: str) -> None:
+    for case in PRODUCTS:
+        kernels = reports[target, case].kernels
+        names = {"lora_shrink", "lora_expand"} if case.startswith("lora") else {"packed_matmul"}
+        assert {kernel.name for kernel in kernels} == names
+        for kernel in kernels:
+            assert any("mma" in name for name in kernel.matrix), f"{case}: {kernel.name}"
+            assert kernel.copies["cp.async.cg"] > 0
+    if target == "sm_90":
+        for tokens, columns in ((64, 64), (2048, 128)):
+            (kernel,) = reports[target, f"packed_matmul/int4/4096x4096/{tokens}"].kernels
+            assert set(kernel.matrix) == {f"wgmma.m64n{columns}k16"}
+
+
+@pytest.mark.cuda_aot
 def test_a_layer_of_a_step_is_a_few_kernels(reports: Reports) -> None:
     for case in ("step/smollm2-135m/decode", "step/llama-3.1-8b/decode"):
         report = reports["sm_90", case]
@@ -88,10 +112,15 @@ def test_a_layer_of_a_step_is_a_few_kernels(reports: Reports) -> None:
 
 @pytest.mark.cuda_aot
 def test_weights_of_groups_are_what_xla_does_not_fuse(reports: Reports) -> None:
-    """The reason for a kernel of our own: XLA writes the weights out in bfloat16 before it multiplies."""
-    program = reports["sm_90", "xla/int4 product, scale per group"].program
-    assert program is not None
-    assert program.temp_bytes >= 4096 * 4096 * 2
+    """The reason for a kernel of our own: XLA writes the weights out in floats before it multiplies."""
+    for case, item_size in (
+        ("int4 product, scale per group", 4),
+        ("int8 product, scale per group", 4),
+        ("int4 product, scale per group, bfloat16", 2),
+    ):
+        program = reports["sm_90", f"xla/{case}"].program
+        assert program is not None
+        assert program.temp_bytes >= 4096 * 4096 * item_size
     norm, write = (reports["sm_90", f"xla/{name}"].program for name in ("rms_norm", "kv_write"))
     assert norm is not None
     assert write is not None

@@ -6,7 +6,6 @@ to compiling interpreted loops.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from functools import partial
 
@@ -21,6 +20,7 @@ from pallas_kernels import tuning
 from pallas_kernels.paged_attention import make_plan, select_backend, triton
 from pallas_kernels.paged_attention.triton import Sizes
 from tests.kernels.cases import AttentionCase, attend
+from tests.kernels.gpus import TRITON_CALL, pretended_gpu
 
 interpreted = partial(triton.paged_attention, decode=Sizes(16, 32, 4, 2), prefill=Sizes(32, 32, 4, 2), interpret=True)
 run = partial(attend, backend=interpreted, optimised=False)
@@ -185,17 +185,9 @@ def test_lowers_for_nvidia_gpus(case: dict[str, object]) -> None:
         options = {name: case.get(name) for name in ("window", "soft_cap")}
         return triton.paged_attention(q, k_cache, v_cache, plan, scale=0.1, **options, **scales)
 
-    with _pretended_gpu():
+    with pretended_gpu():
         text = step.trace(**_shapes(case)).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @__gpu$xla.gpu.triton") == (3 if case.get("has_prefill", True) else 2)
-
-
-def _pretended_gpu() -> contextlib.AbstractContextManager[object]:
-    if jax.__version_info__ < (0, 11):  # takes compute capability 9.0 for granted
-        return contextlib.nullcontext()
-    device = jax.sharding.AbstractDevice("NVIDIA H200", platform="gpu", num_cores=132)
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device)
-    return jax.sharding.use_abstract_mesh(mesh)
+    assert text.count(TRITON_CALL) == (3 if case.get("has_prefill", True) else 2)
 
 
 @pytest.mark.parametrize(

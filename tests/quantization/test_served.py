@@ -24,8 +24,9 @@ SETTINGS |= {"weight_cache_dir": "off", "compilation_cache_dir": "off"}
 PROMPTS = [list(range(20, 40)), [7, 8, 9]]
 
 
-def write(path: Path, kind: str) -> Path:
-    model = tiny_model("llama", vocab_size=288, intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True)
+def write(path: Path, kind: str, **more: int) -> Path:
+    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, **more}
+    model = tiny_model("llama", tie_word_embeddings=True, **sizes)
     write_gguf(path, model, "llama", kind_of=lambda name: kind, metadata=byte_level_metadata("gpt-2", ["a b"]))
     return path
 
@@ -72,6 +73,12 @@ def test_activations_are_rounded_only_beside_quantised_weights(tmp_path: Path) -
     path = write(tmp_path / "model.gguf", "Q4_1")
     with pytest.raises(ConfigError, match=r"quantization int8 needs quantised weights.*--quantization int8"):
         LLM(path, quantization="none", activation_quantization="int8", **SETTINGS)
+    # No matrix has whole groups of 32 inputs, which is known when they are read.
+    path = write(tmp_path / "odd.gguf", "F32", hidden_size=48, intermediate_size=72)
+    with pytest.raises(
+        ConfigError, match=r"needs quantised weights.*--quantization int8 found no matrix of .*odd\.gguf"
+    ):
+        LLM(path, quantization="int8", activation_quantization="int8", **SETTINGS)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])

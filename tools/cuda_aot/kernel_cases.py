@@ -13,11 +13,16 @@ import jax.numpy as jnp
 
 from cuda_aot.case import Case, Make, array
 from cuda_aot.targets import Target
+from pallas_kernels import lora_matmul
+from pallas_kernels.lora_matmul import triton as lora_triton
+from pallas_kernels.packed_matmul import GROUP, PANEL, PackedWeight
+from pallas_kernels.packed_matmul import triton as packed_triton
 from pallas_kernels.paged_attention import Backend, make_plan, mosaic, triton
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "packed_weight"]
 
 _ROWS, _CHUNK, _BLOCKS, _TABLE = 64, 512, 4096, 512
+_SLOTS = 9  # of adapters
 
 # H, K, D of models: Llama 3 8B and 70B, SmolLM2-135M, Gemma 3 (D = 256), Phi-3 mini (D = 96).
 _HEADS = {
@@ -43,7 +48,7 @@ def _attention(
     """Attention of decodes of ``queries`` tokens each, and with ``chunk`` of a prompt chunk beside them."""
     if backend is mosaic.paged_attention and target.major != 9:
         return None
-    if pool == "float8_e4m3fn" and (target.major, target.minor) < (8, 9):
+    if pool == "float8_e4m3fn" and target.capability < 89:
         return None
     num_heads, kv_heads, dim = heads
     tokens = _ROWS * queries + chunk * _CHUNK
@@ -103,4 +108,62 @@ def _attention_cases() -> dict[str, Make]:
     return {f"paged_attention/{name}": partial(_attention, **options) for name, options in named.items()}
 
 
-KERNELS: dict[str, Make] = {**_attention_cases()}
+def packed_weight(kind: str, size_in: int, size_out: int, *, offset: bool = True) -> PackedWeight:
+    """An abstract weight [I, O] of kind int4 or int8; without offsets it is what int8 on load makes."""
+    panels = -(-size_out // PANEL)
+    data: Any
+    if kind == "int4":
+        data = array(panels, size_in // 8, PANEL, dtype="uint32")
+    else:
+        data = array(panels, size_in // 2, PANEL, 2, dtype="int8")
+    groups: Any = array(panels, size_in // GROUP, PANEL, dtype="float16")
+    return PackedWeight(data, groups, groups if offset else None, size_out=size_out)
+
+
+def _product(
+    target: Target,
+    *,
+    kind: str,
+    tokens: int,
+    sizes: tuple[int, int] = (4096, 4096),
+    dtype: str = "bfloat16",
+    offset: bool = True,
+) -> Case:
+    weight = packed_weight(kind, *sizes, offset=offset)
+    return Case(packed_triton.packed_matmul, (array(tokens, sizes[0], dtype=dtype), weight))
+
+
+def _product_cases() -> dict[str, Make]:
+    """Of all classes of steps; of Llama 3 8B, its down projection among them, and of SmolLM2-135M the logits."""
+    named: dict[str, dict[str, Any]] = {}
+    for kind in ("int4", "int8"):
+        named |= {f"{kind}/4096x4096/{tokens}": {"kind": kind, "tokens": tokens} for tokens in (16, 64, 200, 2048)}
+        for tokens in (64, 2048):
+            named[f"{kind}/4096x4096/{tokens}/float32"] = {"kind": kind, "tokens": tokens, "dtype": "float32"}
+    for tokens in (64, 2048):
+        named[f"int8/4096x4096/{tokens}/no offset"] = {"kind": "int8", "tokens": tokens, "offset": False}
+    for sizes in ((14336, 4096), (576, 49152)):
+        for tokens in (64, 2048):
+            name = f"int4/{'x'.join(map(str, sizes))}/{tokens}"
+            named[name] = {"kind": "int4", "tokens": tokens, "sizes": sizes}
+    return {f"packed_matmul/{name}": partial(_product, **options) for name, options in named.items()}
+
+
+def _adapters(target: Target, *, size_in: int, rank: int, dtype: str) -> Case:
+    def add(x: jax.Array, a: jax.Array, b: jax.Array, slots: jax.Array) -> jax.Array:
+        return lora_triton.lora_matmul(x, a, b, lora_matmul.make_plan(slots, _SLOTS))
+
+    bank = array(_SLOTS, size_in, rank, dtype=dtype), array(_SLOTS, rank, 4096, dtype=dtype)
+    return Case(add, (array(_CHUNK, size_in, dtype=dtype), *bank, array(_CHUNK, dtype="int32")))
+
+
+def _adapter_cases() -> dict[str, Make]:
+    return {
+        f"lora_matmul/{size_in}x4096/{rank}/{dtype}": partial(_adapters, size_in=size_in, rank=rank, dtype=dtype)
+        for dtype in ("bfloat16", "float32")
+        for size_in in (4096, 14336)
+        for rank in (16, 64, 128, 256)
+    }
+
+
+KERNELS: dict[str, Make] = {**_attention_cases(), **_product_cases(), **_adapter_cases()}

@@ -69,6 +69,11 @@ class Target:
     clock_ghz: float
 
     @property
+    def capability(self) -> int:
+        """Compute capability, 90 for 9.0."""
+        return 10 * self.major + self.minor
+
+    @property
     def arch(self) -> str:
         """As assemblers name it; from 9.0 on with the instructions of this very chip (wgmma, setmaxnreg)."""
         return self.name + ("a" if self.major >= 9 else "")

@@ -88,7 +88,7 @@ def _compiling_for(target: Target, mesh: Mesh) -> Iterator[None]:
             yield
         return
     # Before 0.11 an abstract mesh has no device, and kernels would see the CPU of this process.
-    seen, tuning.target = tuning.target, lambda: tuning.Target(target.device, 10 * target.major + target.minor)
+    seen, tuning.target = tuning.target, lambda: tuning.Target(target.device, target.capability)
     try:
         yield
     finally:

@@ -9,15 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from cuda_aot.case import Case, Make, array
+from cuda_aot.kernel_cases import packed_weight
 from cuda_aot.targets import Target
 from jaxserve.layers import apply_rope
+from jaxserve.sampling.arrays import make_sampling_input
+from jaxserve.sampling.filters import keep_likely
+from pallas_kernels import lora_matmul, packed_matmul
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.rms_norm import rms_norm
 
 __all__ = ["XLA_OPS"]
 
 _TOKENS, _SIZE, _FFW, _VOCAB, _RANK, _SLOTS = 64, 4096, 14336, 128256, 16, 8
-_GROUP = 32
+_CHUNK = 512  # tokens of a prompt
 
 
 def _norm(target: Target) -> Case:
@@ -50,7 +54,7 @@ def _kv_write(target: Target) -> Case:
 
 
 def _per_channel(target: Target, *, dtype: str) -> Case | None:
-    if dtype == "float8_e4m3fn" and (target.major, target.minor) < (8, 9):
+    if dtype == "float8_e4m3fn" and target.capability < 89:
         return None
 
     def product(x: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
@@ -59,30 +63,37 @@ def _per_channel(target: Target, *, dtype: str) -> Case | None:
     return Case(product, (array(_TOKENS, _SIZE), array(_SIZE, _SIZE, dtype=dtype), array(_SIZE, dtype="float32")))
 
 
-def _per_group(target: Target) -> Case:
-    """4-bit values, two in a byte, with a scale and an offset for 32 inputs."""
-
-    def product(x: jax.Array, packed: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-        values = jnp.stack([packed & 15, packed >> 4], 1).astype(x.dtype).reshape(-1, _GROUP, packed.shape[1])
-        weight = values * scale[:, None] + offset[:, None]
-        return jnp.dot(x, weight.reshape(-1, packed.shape[1]), preferred_element_type=jnp.float32)
-
-    groups = array(_SIZE // _GROUP, _SIZE)
-    return Case(product, (array(_TOKENS, _SIZE), array(_SIZE // 2, _SIZE, dtype="uint8"), groups, groups))
+def _per_group(target: Target, *, kind: str) -> Case:
+    """The reference backend, which unpacks to float32."""
+    return Case(packed_matmul.packed_matmul, (array(_TOKENS, _SIZE), packed_weight(kind, _SIZE, _SIZE)))
 
 
-def _lora(target: Target) -> Case:
-    """Each token with the adapter of its row."""
+def _per_group_in_halves(target: Target, *, kind: str) -> Case:
+    """The same in x's dtype, which is the least that XLA could write out."""
+
+    def product(x: jax.Array, weight: packed_matmul.PackedWeight) -> jax.Array:
+        return jnp.dot(x, packed_matmul.unpack(weight).astype(x.dtype), preferred_element_type=jnp.float32)
+
+    return Case(product, (array(_TOKENS, _SIZE), packed_weight(kind, _SIZE, _SIZE)))
+
+
+def _lora(target: Target, *, tokens: int) -> Case:
+    """Each token with the adapter of its row, by the reference backend."""
 
     def delta(x: jax.Array, a: jax.Array, b: jax.Array, slots: jax.Array) -> jax.Array:
-        return jnp.einsum("tr,tro->to", jnp.einsum("ti,tir->tr", x, a[slots]), b[slots])
+        return lora_matmul.lora_matmul(x, a, b, lora_matmul.make_plan(slots, _SLOTS))
 
     bank = array(_SLOTS, _SIZE, _RANK), array(_SLOTS, _RANK, _SIZE)
-    return Case(delta, (array(_TOKENS, _SIZE), *bank, array(_TOKENS, dtype="int32")))
+    return Case(delta, (array(tokens, _SIZE), *bank, array(tokens, dtype="int32")))
 
 
 def _greedy(target: Target) -> Case:
     return Case(partial(jnp.argmax, axis=-1), (array(_TOKENS, _VOCAB, dtype="float32"),))
+
+
+def _threshold(target: Target) -> Case:
+    """Top-k and top-p as the sampler computes them."""
+    return Case(keep_likely, (array(_TOKENS, _VOCAB, dtype="float32"), make_sampling_input([], _TOKENS, 0)))
 
 
 def _sort(target: Target) -> Case:
@@ -97,9 +108,15 @@ _OPS: dict[str, Any] = {
     "kv_write": _kv_write,
     "int8 product, scale per channel": partial(_per_channel, dtype="int8"),
     "float8 product, scale per channel": partial(_per_channel, dtype="float8_e4m3fn"),
-    "int4 product, scale per group": _per_group,
-    "lora of decodes": _lora,
+    **{f"{kind} product, scale per group": partial(_per_group, kind=kind) for kind in ("int4", "int8")},
+    **{
+        f"{kind} product, scale per group, bfloat16": partial(_per_group_in_halves, kind=kind)
+        for kind in ("int4", "int8")
+    },
+    "lora of decodes": partial(_lora, tokens=_TOKENS),
+    "lora of prompts": partial(_lora, tokens=_CHUNK),
     "argmax": _greedy,
+    "top-k and top-p by threshold": _threshold,
     "sort": _sort,
 }
 XLA_OPS: dict[str, Make] = {f"xla/{name}": make for name, make in _OPS.items()}

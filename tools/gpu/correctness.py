@@ -20,6 +20,7 @@ from gpu.session import Session, short
 from gpu.timing import in_threads
 from pallas_kernels.lora_matmul import make_plan
 from pallas_kernels.packed_matmul import unpack
+from pallas_kernels.paged_attention import Backend
 from tests.kernels.cases import AttentionCase, attend
 
 __all__ = ["kernels_are_right"]
@@ -61,6 +62,13 @@ _CASES: dict[str, tuple[tuple[tuple[int, int], ...], bool, dict[str, Any]]] = {
     "mixed, float8_e5m2 pools": (_MIXED, True, {**_LLAMA, "pool_dtype": "float8_e5m2"}),
 }
 
+_HALVES: dict[str, Any] = {"heads": 9, "kv_heads": 3, "head_dim": 64, "dtype": "float16"}
+_BY_MOSAIC = {
+    "decode, 32/8 heads of 128": (_DECODES, False, _LLAMA),
+    "decode, 9/3 heads of 64, float16, window": (_DECODES, False, {**_HALVES, "window": 1000}),
+    "verify, soft cap": (_VERIFIES, True, {**_LLAMA, "decode_queries": 8, "soft_cap": 20.0}),
+}
+
 _SMALL: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 32, "dtype": "bfloat16"}
 _DRY = {
     "verify of trees": (((1, 300), (5, 60)), False, {**_SMALL, "decode_queries": 8, "tree": True}),
@@ -70,7 +78,9 @@ _DRY = {
         {**_SMALL, "window": 30, "soft_cap": 20.0, "pool_dtype": "int8"},
     ),
 }
-
+_DRY_BY_MOSAIC = {
+    "verify, window": (((1, 70), (4, 30)), False, {**_SMALL, "head_dim": 64, "decode_queries": 4, "window": 40}),
+}
 
 # Kind, T, I, O, dtype.
 _PRODUCTS = (
@@ -98,9 +108,14 @@ _DRY_ADAPTERS = ((70, 96, 8, 40, "float32"),)
 def kernels_are_right(session: Session) -> Iterator[Result]:
     """One check for each case; one that does not compile has not passed either."""
     cases = _DRY if session.dry else _CASES
+    by_mosaic = {} if session.mosaic is None else _DRY_BY_MOSAIC if session.dry else _BY_MOSAIC
     products, adapters = (_DRY_PRODUCTS, _DRY_ADAPTERS) if session.dry else (_PRODUCTS, _ADAPTERS)
     checks: dict[str, Callable[[], tuple[float, float]]] = {
-        **{f"attention: {name}": partial(_attention, session, *case) for name, case in cases.items()},
+        **{f"attention: {name}": partial(_attention, session, session.attention, *c) for name, c in cases.items()},
+        **{
+            f"attention by Mosaic: {name}": partial(_attention, session, session.mosaic, *case)
+            for name, case in by_mosaic.items()
+        },
         **{f"{case[0]} product: {case[1:]}": partial(_product, session, *case) for case in products},
         **{f"adapters: {case}": partial(_lora, session, *case) for case in adapters},
     }
@@ -108,10 +123,14 @@ def kernels_are_right(session: Session) -> Iterator[Result]:
 
 
 def _attention(
-    session: Session, rows: tuple[tuple[int, int], ...], has_prefill: bool, properties: dict[str, Any]
+    session: Session,
+    backend: Backend,
+    rows: tuple[tuple[int, int], ...],
+    has_prefill: bool,
+    properties: dict[str, Any],
 ) -> tuple[float, float]:
     case = AttentionCase(rows, **properties)
-    out = attend(case, session.attention, has_prefill=has_prefill, optimised=not session.dry)
+    out = attend(case, backend, has_prefill=has_prefill, optimised=not session.dry)
     return float(np.abs(out - case.expected()).max()), _TOLERANCE[case.dtype]
 
 
@@ -143,7 +162,7 @@ def _lora(session: Session, tokens: int, size_in: int, rank: int, size_out: int,
 
 
 def _run(session: Session, function: Callable[..., jax.Array], *args: Any) -> NDArray[np.float32]:
-    return np.asarray(jax.jit(function).lower(*args).compile(session.compiler_options)(*args))
+    return np.asarray(session.compile(function, *args)(*args))
 
 
 def _share(out: NDArray[Any], exact: NDArray[Any], largest: NDArray[Any]) -> float:

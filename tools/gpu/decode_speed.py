@@ -16,7 +16,8 @@ from pallas_kernels.paged_attention import Backend, reference
 
 __all__ = ["decode_main", "decode_rest"]
 
-_HEADS, _DRY_HEADS = Heads(32, 8, 128), Heads(4, 2, 32)
+_HEADS, _DRY_HEADS = Heads(32, 8, 128), Heads(4, 2, 64)
+_MOSAIC = "Mosaic kernel"
 _SHARE, _TIMES = 85, 5
 _LARGE_BATCH, _LONG_CONTEXT = 32, 2048  # from here on a chip has enough to do for the share that is asked
 # Without a kernel, what is gathered and the scores are written to memory and read again: not for more bytes than these.
@@ -49,7 +50,9 @@ _DRY: Mapping[str, Rows] = {"3 of 40, skewed": _skewed(3, 40)}
 
 def decode_main(session: Session) -> Iterator[Result]:
     """The shapes that matter most."""
-    return _shapes(session, _DRY if session.dry else _MAIN)
+    if session.no_mosaic:
+        yield Result(f"the {_MOSAIC}", note=f"skipped: {session.no_mosaic}")
+    yield from _shapes(session, _DRY if session.dry else _MAIN)
 
 
 def decode_rest(session: Session) -> Iterator[Result]:
@@ -93,6 +96,8 @@ def _shape(session: Session, what: str, rows: Rows, batch: Batch, pools: Pools) 
     padded = len(rows) * max(tokens for _, tokens in rows) / sum(tokens for _, tokens in rows)
     if not pools.scales and size * padded <= _GATHERED:
         backends["gather"] = gather_attention
+    if not pools.scales and session.mosaic is not None:
+        backends[_MOSAIC] = session.mosaic
     if size * padded <= _GATHERED and sum(tokens for _, tokens in rows) <= _REFERENCE_ROWS:
         backends["reference"] = reference.paged_attention
     compiled = in_threads(
@@ -105,7 +110,8 @@ def _shape(session: Session, what: str, rows: Rows, batch: Batch, pools: Pools) 
             continue
         own = batch if name != "reference" else _few_calls(batch)
         try:
-            timing = measure(partial(program, own, pools), calls=len(own.tables), repeats=3 if name != "kernel" else 7)
+            repeats = 1 if session.dry else 7 if name == "kernel" else 3
+            timing = measure(partial(program, own, pools), calls=len(own.tables), repeats=repeats)
         except Exception as error:  # out of memory, above all: the comparison is lost, the kernel's figure is not
             yield Result(f"{what}: {name}", note=short(error))
             continue
@@ -123,7 +129,7 @@ def _shape(session: Session, what: str, rows: Rows, batch: Batch, pools: Pools) 
 
 def _compile(session: Session, backend: Backend, batch: Batch, pools: Pools) -> jax.stages.Compiled:
     own = _few_calls(batch) if backend is reference.paged_attention else batch
-    options = session.compiler_options if backend is session.attention else {}
+    options = session.compiler_options if backend in (session.attention, session.mosaic) else {}
     return jax.jit(chain(backend, has_prefill=False)).lower(own, pools).compile(options)
 
 

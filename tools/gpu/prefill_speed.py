@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-import jax
-
 from gpu.ragged import BLOCK_SIZE, Heads, Pools, Rows, chain, make_batch, make_pools
 from gpu.results import Result
 from gpu.session import Session
@@ -44,8 +42,8 @@ def prefill_speed(session: Session) -> Iterator[Result]:
 
 def _shape(session: Session, what: str, rows: Rows, heads: Heads, pools: Pools) -> Result:
     batch = make_batch(rows, pools, heads, calls=1 if session.dry else 4)
-    lowered = jax.jit(chain(session.attention, has_prefill=True)).lower(batch, pools)
-    timing = measure(partial(lowered.compile(session.compiler_options), batch, pools), calls=len(batch.tables))
+    program = session.compile(chain(session.attention, has_prefill=True), batch, pools)
+    timing = measure(partial(program, batch, pools), calls=len(batch.tables))
     rate = _operations(rows, heads) / timing.seconds
     figures = {"µs": 1e6 * timing.seconds, "TFLOP/s": rate / 1e12, "% spread": 100 * timing.spread}
     peak = session.chip.speed("bfloat16")

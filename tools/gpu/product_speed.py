@@ -67,7 +67,7 @@ def _compared(
         return
     x = random_vectors(tokens, size, "bfloat16")
     compiled = in_threads(
-        {name: partial(_compile, session, run, x, weights) for name, (run, weights) in runs.items()}, session.threads
+        {name: partial(session.compile, run, x, weights) for name, (run, weights) in runs.items()}, session.threads
     )
     seconds: dict[str, float] = {}
     for name, program in compiled.items():
@@ -80,7 +80,3 @@ def _compared(
         own = seconds.pop("kernel")
         others = {f"× {name}": other / own for name, other in seconds.items()}
         yield Result(what, {**session.moved(num_bytes, own), **others})
-
-
-def _compile(session: Session, run: Callable[..., Any], x: jax.Array, weights: Any) -> jax.stages.Compiled:
-    return jax.jit(run).lower(x, weights).compile(session.compiler_options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from jaxserve.roofline import CHIPS, Chip
 from pallas_kernels import lora_matmul, packed_matmul, paged_attention
 from pallas_kernels.lora_matmul import triton as lora_triton
 from pallas_kernels.packed_matmul import triton as packed_triton
+from pallas_kernels.paged_attention import mosaic as attention_mosaic
 from pallas_kernels.paged_attention import triton as attention_triton
 
 __all__ = ["Clock", "Session", "chip_of", "open_session", "short"]
@@ -57,6 +59,8 @@ class Session:
         clock: the run's budget.
         chip: what is measured against. Its bandwidth is the data sheet's until a section has measured it.
         attention, packed_matmul, lora_matmul: the Triton backends of the operations.
+        mosaic: the Mosaic backend of attention; None where it cannot be used.
+        no_mosaic: why it cannot.
         compiler_options: for programs that hold Pallas kernels.
         threads: that compile at once.
     """
@@ -67,8 +71,14 @@ class Session:
     attention: paged_attention.Backend = attention_triton.paged_attention
     packed_matmul: packed_matmul.Backend = packed_triton.packed_matmul
     lora_matmul: lora_matmul.Backend = lora_triton.lora_matmul
+    mosaic: paged_attention.Backend | None = None
+    no_mosaic: str | None = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     threads: int = 8
+
+    def compile(self, function: Callable[..., Any], *args: Any) -> jax.stages.Compiled:
+        """Compile a function that calls Pallas kernels, for these arguments."""
+        return jax.jit(function).lower(*args).compile(self.compiler_options)
 
     def measured_bandwidth(self, bandwidth: float) -> None:
         """From now on, bytes per second are compared with this."""
@@ -84,7 +94,10 @@ def open_session(budget: float, *, dry: bool) -> Session:
     """A session on the default device; dry, on the CPU, where interpreted loops take long to compile."""
     clock = Clock(budget)
     if not dry:
-        return Session(False, clock, chip_of(jax.devices()[0].device_kind))
+        reason = attention_mosaic.refuse(128, "bfloat16")
+        mosaic = attention_mosaic.paged_attention if reason is None else None
+        return Session(False, clock, chip_of(jax.devices()[0].device_kind), mosaic=mosaic, no_mosaic=reason)
+    mosaic, reason = _interpreted_mosaic()
     return Session(
         True,
         clock,
@@ -92,9 +105,20 @@ def open_session(budget: float, *, dry: bool) -> Session:
         partial(attention_triton.paged_attention, decode=_DECODE, prefill=_PREFILL, interpret=True),
         partial(packed_triton.packed_matmul, sizes=_PACKED, interpret=True),
         partial(lora_triton.lora_matmul, sizes=_LORA, interpret=True),
+        mosaic,
+        reason,
         {"xla_backend_optimization_level": 0},
         threads=2,
     )
+
+
+def _interpreted_mosaic() -> tuple[paged_attention.Backend | None, str | None]:
+    """The Mosaic backend in its interpreter, or why there is none."""
+    if jax.__version_info__ < (0, 11):
+        return None, f"its interpreter comes with jax 0.11, and this is {jax.__version__}"
+    from jax.experimental.pallas import mosaic_gpu  # jax 0.10's cannot always be imported
+
+    return partial(attention_mosaic.paged_attention, interpret=mosaic_gpu.InterpretGPUParams()), None
 
 
 def chip_of(device_kind: str) -> Chip:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,7 +110,7 @@ def tune(launch: Launch, session: Session, chip: str) -> Tuned:
 
 
 def _compile(launch: Launch, session: Session, work: Work, sizes: dict[str, int]) -> jax.stages.Compiled:
-    return jax.jit(work.make(launch.sizes(**sizes))).lower(*work.args).compile(session.compiler_options)
+    return session.compile(work.make(launch.sizes(**sizes)), *work.args)
 
 
 def describe(changes: Changes) -> str:
@@ -126,7 +125,7 @@ def write(folder: Path, device_kind: str, results: Sequence[Tuned]) -> list[Path
     """
     written = []
     for op in dict.fromkeys(tuned.launch.op for tuned in results):
-        path = folder / op / "tuned" / f"{re.sub(r'[^a-z0-9]+', '_', device_kind.lower())}.json"
+        path = tuning.path(folder, op, device_kind)
         classes = json.loads(path.read_text()) if path.exists() else {}
         for tuned in results:
             if tuned.launch.op == op:

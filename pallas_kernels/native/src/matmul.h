@@ -96,7 +96,14 @@ struct RoundedRows {
   static constexpr int kInputs = Weights::kInputs;
 
   static void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, int32_t* out) {
-    unpack_panel<Weights>(a, panel, begin, count, out);
+    const char* data = Panels<1>(a, panel).data[0];
+    int64_t first = begin / Weights::kInputs;
+    for (int64_t i = 0; i < count / Weights::kInputs; i += Weights::kUnpacked)
+      for (int v = 0; v < kPanelVecs; v++) {
+        Ints lanes[Weights::kUnpacked];
+        Weights::load_steps(data, (first + i) / Weights::kUnpacked, v, lanes);
+        for (int j = 0; j < Weights::kUnpacked; j++) store(out + (i + j) * kPanel + v * kLanes, lanes[j]);
+      }
   }
 
   static RoundedTile<Weights> tile(const MatmulArgs& a, const Block& b, int64_t row, float* out, int64_t out_stride) {

@@ -64,18 +64,6 @@ struct Affine {
   }
 };
 
-// Inputs [begin, begin + count) of a panel as lanes, into `out`.
-template <typename Weights>
-void unpack_panel(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, int32_t* out) {
-  const char* data = static_cast<const char*>(a.data) + bytes_of(a.type, (panel * a.depth + begin) * kPanel);
-  for (int64_t i = 0; i < count / Weights::kInputs; i += Weights::kUnpacked)
-    for (int v = 0; v < kPanelVecs; v++) {
-      Ints lanes[Weights::kUnpacked];
-      Weights::load_steps(data, i / Weights::kUnpacked, v, lanes);
-      for (int j = 0; j < Weights::kUnpacked; j++) store(out + (i + j) * kPanel + v * kLanes, lanes[j]);
-    }
-}
-
 inline Affine affine_of(const MatmulArgs& a, int64_t panel, int64_t group) {
   int64_t first = panel * (a.depth / kGroup) * kPanel;
   return Affine(a.scale + first, a.offset == nullptr ? nullptr : a.offset + first, group);
