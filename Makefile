@@ -16,6 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
+WORKERS ?= -n logical --maxprocesses 4 --no-loadscope-reorder
 
 NATIVE := CMakeLists.txt $(wildcard pallas_kernels/native/src/*)
 PIP := $(VENV)/bin/python -m pip install --quiet
@@ -46,9 +47,10 @@ venv: $(RUNTIME)
 serve: $(RUNTIME)
 	$(VENV)/bin/jaxserve serve $(MODEL) $(ARGS)
 
-# Tests run on the CPU wherever they are started; those marked gpu have to be asked for.
+# Tests run on the CPU wherever they are started; those marked gpu have to be asked for. Each worker takes up to 2 GB of memory;
+# ARGS="-n 0" runs them in one process.
 test: check $(CUDA_AOT)
-	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs $(ARGS)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs $(WORKERS) $(ARGS)
 
 check: $(DEVELOP)
 	PYTHON=$(VENV)/bin/python tools/check

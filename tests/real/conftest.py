@@ -30,9 +30,9 @@ def _model_is_installed() -> None:
 
 @pytest.fixture(scope="session")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Settings that keep this run's caches to itself."""
-    folder = tmp_path_factory.mktemp("caches")
-    return {"compilation_cache_dir": str(folder / "xla"), "weight_cache_dir": str(folder / "weights")}
+    """Compiled programs are those of all tests; converted weights are kept for this run alone."""
+    weights = str(tmp_path_factory.mktemp("weights"))
+    return {"compilation_cache_dir": os.environ["JAX_COMPILATION_CACHE_DIR"], "weight_cache_dir": weights}
 
 
 @pytest.fixture(scope="session")
