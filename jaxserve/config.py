@@ -142,11 +142,14 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.")
+            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.", "port")
         if not 0.0 <= self.shutdown_timeout < float("inf"):
-            raise ConfigError(f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.")
-        if "" in self.api_key or "" in self.served_model_name:
-            raise ConfigError("api_key and served_model_name must not hold empty strings.")
+            raise ConfigError(
+                f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.", "shutdown_timeout"
+            )
+        for name in ("api_key", "served_model_name"):
+            if "" in getattr(self, name):
+                raise ConfigError(f"{name} must not hold an empty string.", name)
 
 
 @dataclass(frozen=True)
@@ -186,31 +189,48 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for part in self._parts():
             check_choices(part)
-        _at_least(self.cache, "kv_cache_memory_bytes", 1)
-        _at_least(self.cache, "num_gpu_blocks_override", 2)
-        for name in ("max_num_batched_tokens", "max_num_seqs"):
-            _at_least(self.scheduler, name, 1)
+            _check_texts(part)
+        _integer(self.cache, "kv_cache_memory_bytes", 1)
+        _integer(self.cache, "num_gpu_blocks_override", 2, 2**31 - 1)
+        _integer(self.scheduler, "max_num_batched_tokens", 1, 2**20)
+        _integer(self.scheduler, "max_num_seqs", 1, 2**16)
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
-            _at_least(self.scheduler, name, 0)
-        _at_least(self.model, "max_model_len", 1)
+            _integer(self.scheduler, name, 0)
+        _integer(self.model, "max_model_len", 1)
+        _integer(self.model, "seed", -(2**63), 2**64 - 1)
         if not isinstance(self.model.model, str) or not self.model.model:
             raise ConfigError(f"model must be a path, a hub id or an alias, got {self.model.model!r}.")
         if not 0.0 < self.cache.gpu_memory_utilization <= 1.0:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.")
+            raise ConfigError(
+                f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.",
+                "gpu_memory_utilization",
+            )
 
 
 def check_choices(part: Any) -> None:
     """Raise ConfigError where a field of ``part`` is not among its choices."""
     for f in fields(part):
         choices = f.metadata.get("choices")
-        if choices and getattr(part, f.name) not in choices:
-            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {getattr(part, f.name)!r}.")
+        value = getattr(part, f.name)
+        if choices and value not in choices:
+            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.", f.name)
 
 
-def _at_least(part: Any, name: str, low: int) -> None:
+def _integer(part: Any, name: str, low: int, high: int | None = None) -> None:
     value = getattr(part, name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}.")
+    if value is None:
+        return
+    legal = isinstance(value, int) and not isinstance(value, bool)
+    if not legal or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} must be an integer {limits}, got {value!r}.", name)
+
+
+def _check_texts(part: Any) -> None:
+    """An empty text is never a value: as a path it would be the working folder."""
+    for f in fields(part):
+        if f.name != "model" and getattr(part, f.name) == "":
+            raise ConfigError(f"{f.name} must not be empty.", f.name)
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -37,7 +37,17 @@ class JaxserveError(Exception):
 
 
 class ConfigError(JaxserveError, ValueError):
-    """A flag or configuration value cannot work."""
+    """A flag or configuration value cannot work; ``setting`` is the field at fault, if the message opens with one."""
+
+    def __init__(self, message: str, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+    def as_typed(self) -> str:
+        """The message for a command line, where a setting is a flag: ``--num-prompts`` for ``num_prompts``."""
+        if self.setting is None:
+            return str(self)
+        return str(self).replace(self.setting, "--" + self.setting.replace("_", "-"), 1)
 
 
 class LoadError(JaxserveError):

@@ -57,7 +57,9 @@ class Client:
             async with asyncio.timeout(seconds):
                 response = await self._http.get("/v1/models")
             if not self._model and not response.is_success:
-                raise JaxserveError(f"{self._url} lists no model ({response.status_code}); name one with --model.")
+                refusal = _refusal(response.status_code, response.content)[:_MAX_ERROR].rstrip(".")
+                hint = "its key is --api-key" if response.status_code in (401, 403) else "name one with --model"
+                raise JaxserveError(f"{self._url} lists no model ({refusal}); {hint}.")
             self._model = self._model or str(response.json()["data"][0]["id"])
         except TimeoutError:
             raise JaxserveError(f"no answer from {self._url} within {seconds:g} s.") from None

@@ -68,6 +68,7 @@ def make_samples(options: DatasetOptions, tokenizer: TextCodec, seed: int) -> li
 
 def _text(options: DatasetOptions, tokenizer: TextCodec, seed: int) -> Iterator[Sample]:
     text = Text(corpus(lambda words: tokenizer.encode(words, add_special_tokens=False)), seed)
+    text.require(options.input_len or 0, "input_len")
     for num_prompt, max_tokens in islice(mixed_lengths(), options.num_prompts or _DEFAULT_COUNT):
         ids = text.window(options.input_len or num_prompt)
         yield Sample(ids, tokenizer.decode(ids), len(ids), options.output_len or max_tokens)
@@ -100,8 +101,17 @@ def _first_turns(where: str, entry: Any) -> tuple[str, str]:
     texts = [turn.get("value") for turn in turns[:2] if isinstance(turn, dict)] if isinstance(turns, list) else []
     match texts:
         case [str(question), str(answer)] if question and answer:
+            _check_characters(where, question + answer)
             return question, answer
     raise ConfigError(f"{where} must hold conversations: a list whose first two turns have a text as value.")
+
+
+def _check_characters(where: str, text: str) -> None:
+    """JSON can escape half of a surrogate pair, which is no character and cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} holds a lone surrogate, \\u{ord(text[error.start]):04x}, in its text.") from None
 
 
 def _trace(options: DatasetOptions, tokenizer: TextCodec, seed: int) -> Iterator[Sample]:
@@ -109,15 +119,20 @@ def _trace(options: DatasetOptions, tokenizer: TextCodec, seed: int) -> Iterator
     text = Text(corpus(lambda words: tokenizer.encode(words, add_special_tokens=False)), seed)
     lines = [_trace_line(where, entry) for where, entry in _entries(str(options.dataset_path))]
     lines.sort(key=lambda line: line[0])
-    for at, num_prompt, max_tokens, hash_ids in lines[: options.num_prompts]:
+    for at, where, num_prompt, max_tokens, hash_ids in lines[: options.num_prompts]:
         shared = tuple(token for name in hash_ids for token in text.named(name, _HASH_BLOCK))[:num_prompt]
+        longest = len(shared) + text.longest
+        if num_prompt > longest:
+            raise ConfigError(
+                f"{where}: input_length must be at most {longest}, got {num_prompt}: the text ends there."
+            )
         ids = shared + (text.window(num_prompt - len(shared)) if num_prompt > len(shared) else ())
         seconds = (at - lines[0][0]) / 1e3 / options.trace_speedup
         yield Sample(ids, tokenizer.decode(ids), len(ids), max_tokens, seconds)
 
 
-def _trace_line(where: str, entry: Any) -> tuple[float, int, int, list[int]]:
-    """Milliseconds, prompt tokens, new tokens, hash ids."""
+def _trace_line(where: str, entry: Any) -> tuple[float, str, int, int, list[int]]:
+    """Milliseconds, where it stands, prompt tokens, new tokens, hash ids."""
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} must be an object, got {type(entry).__name__}.")
     at, hash_ids = entry.get("timestamp"), entry.get("hash_ids", [])
@@ -131,7 +146,7 @@ def _trace_line(where: str, entry: Any) -> tuple[float, int, int, list[int]]:
         lengths.append(value)
     if not isinstance(hash_ids, list) or any(type(name) is not int for name in hash_ids):
         raise ConfigError(f"{where}: hash_ids must be a list of integers, got {hash_ids!r}.")
-    return float(at), lengths[0], lengths[1], hash_ids
+    return float(at), where, lengths[0], lengths[1], hash_ids
 
 
 def _entries(path: str) -> Iterator[tuple[str, Any]]:

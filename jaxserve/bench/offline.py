@@ -51,6 +51,7 @@ def measure_latency(config: EngineConfig, options: LatencyOptions) -> dict[str, 
     with LLM(**config.flat()) as llm:
         tokenizer = llm.tokenizer
         text = Text(corpus(lambda words: tokenizer.encode(words, add_special_tokens=False)), config.model.seed)
+        text.require(options.input_len, "input_len")
         params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True)
 
         def once() -> float:

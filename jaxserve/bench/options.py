@@ -7,6 +7,7 @@ is silently ignored: an option that means nothing to the chosen data set is an e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ __all__ = [
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 _SLOWEST = 1e-6  # of a rate: a gap of more than a week is a mistake, and soon more than a clock counts
+_LARGEST = 10**7  # of a number of prompts or tokens: all are made before the first is sent, and must fit into memory
 
 
 def _option(default: Any, help: str, **metadata: Any) -> Any:
@@ -62,12 +64,14 @@ class DatasetOptions:
     def __post_init__(self) -> None:
         check_choices(self)
         for name in ("num_prompts", "input_len", "output_len", "random_input_len", "random_output_len"):
-            _at_least_one(self, name)
+            _at_least(1, self, name)
+            _at_most(_LARGEST, self, name)
         if not 0.0 <= self.random_range_ratio < 1.0:
-            raise ConfigError(f"random_range_ratio must be in [0, 1), got {self.random_range_ratio}.")
+            raise ConfigError(
+                f"random_range_ratio must be in [0, 1), got {self.random_range_ratio}.", "random_range_ratio"
+            )
         _positive(self, "trace_speedup")
-        if self.trace_speedup < _SLOWEST:
-            raise ConfigError(f"trace_speedup must be at least {_SLOWEST}, got {self.trace_speedup}.")
+        _at_least(_SLOWEST, self, "trace_speedup")
         from_file = self.dataset_name in ("sharegpt", "trace")
         if from_file and self.dataset_path is None:
             raise ConfigError(f"--dataset-name {self.dataset_name} needs --dataset-path.")
@@ -116,17 +120,15 @@ class ServeOptions:
         check_choices(self)
         for name in ("request_rate", "burstiness", "timeout"):
             _positive(self, name)
-        _at_least_one(self, "max_concurrency")
-        if self.request_rate < _SLOWEST:
-            raise ConfigError(f"request_rate must be at least {_SLOWEST}, got {self.request_rate}.")
+        _at_least(1, self, "max_concurrency")
+        _at_least(_SLOWEST, self, "request_rate")
         if math.isinf(self.burstiness):
-            raise ConfigError("burstiness must be finite, got inf.")
+            raise ConfigError("burstiness must be finite, got inf.", "burstiness")
         if not 0.0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature must be finite and at least 0, got {self.temperature}.")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}.")
+            raise ConfigError(f"temperature must be finite and at least 0, got {self.temperature}.", "temperature")
+        _at_least(0, self, "seed")
         if self.api_key is not None and not self.api_key.isascii():
-            raise ConfigError("api_key must be of ASCII characters.")
+            raise ConfigError("api_key must be of ASCII characters.", "api_key")
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,12 @@ class MetricOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.metrics if name not in METRICS]:
-            raise ConfigError(f"percentile_metrics must be of {', '.join(METRICS)}, got {unknown[0]!r}.")
-        _ = self.percentiles, self.limits
+            raise ConfigError(
+                f"percentile_metrics must be of {', '.join(METRICS)}, got {unknown[0]!r}.", "percentile_metrics"
+            )
+        if twice := [name for name, count in Counter(name for name, _ in self._goodput()).items() if count > 1]:
+            raise ConfigError(f"goodput must name a metric once, got {twice[0]} twice.", "goodput")
+        _ = self.percentiles
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -162,7 +168,10 @@ class MetricOptions:
     @property
     def limits(self) -> dict[str, float]:
         """Limits of goodput by metric, milliseconds."""
-        return dict(_limit(text) for text in self.goodput)
+        return dict(self._goodput())
+
+    def _goodput(self) -> list[tuple[str, float]]:
+        return [_limit(text) for text in self.goodput]
 
 
 @dataclass(frozen=True)
@@ -189,9 +198,8 @@ class LatencyOptions:
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "batch_size", "num_iters"):
-            _at_least_one(self, name)
-        if self.num_iters_warmup < 0:
-            raise ConfigError(f"num_iters_warmup must be at least 0, got {self.num_iters_warmup}.")
+            _at_least(1, self, name)
+        _at_least(0, self, "num_iters_warmup")
 
 
 @dataclass(frozen=True)
@@ -202,7 +210,7 @@ class StartupOptions:
     num_warm: int = _option(3, "Number of starts with filled caches, after one with empty ones.")
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "num_warm")
+        _at_least(1, self, "num_warm")
 
 
 @dataclass(frozen=True)
@@ -217,25 +225,31 @@ class ClaimsOptions:
     output: str | None = _option(None, "SVG file for the tables and the picture.")
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "repeats")
+        _at_least(1, self, "repeats")
         if self.output is not None and not self.output.endswith(".svg"):
-            raise ConfigError(f"output must be a file that ends in .svg, got {self.output!r}.")
+            raise ConfigError(f"output must be a file that ends in .svg, got {self.output!r}.", "output")
 
 
 def _default(part: Any, name: str) -> Any:
     return next(f.default for f in fields(part) if f.name == name)
 
 
-def _at_least_one(part: Any, name: str) -> None:
+def _at_least(least: float, part: Any, name: str) -> None:
     value = getattr(part, name)
-    if value is not None and value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}.")
+    if value is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}.", name)
+
+
+def _at_most(most: float, part: Any, name: str) -> None:
+    value = getattr(part, name)
+    if value is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}.", name)
 
 
 def _positive(part: Any, name: str) -> None:
     value = getattr(part, name)
     if not value > 0:  # NaN is not
-        raise ConfigError(f"{name} must be greater than 0, got {value}.")
+        raise ConfigError(f"{name} must be greater than 0, got {value}.", name)
 
 
 def _percentile(text: str) -> float:
@@ -244,7 +258,7 @@ def _percentile(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0.0 <= value <= 100.0:
-        raise ConfigError(f"metric_percentiles must be numbers from 0 to 100, got {text!r}.")
+        raise ConfigError(f"metric_percentiles must be numbers from 0 to 100, got {text!r}.", "metric_percentiles")
     return value
 
 
@@ -255,5 +269,5 @@ def _limit(text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if name not in _GOODPUT_METRICS or not value > 0:
-        raise ConfigError(f"goodput must be like ttft:500, of {', '.join(_GOODPUT_METRICS)}, got {text!r}.")
+        raise ConfigError(f"goodput must be like ttft:500, of {', '.join(_GOODPUT_METRICS)}, got {text!r}.", "goodput")
     return name, value

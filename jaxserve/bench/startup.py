@@ -103,5 +103,16 @@ def _start_here(settings: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def _main(settings: str) -> int:
+    """Start with settings in JSON, and print the figures; what was asked for in vain is told in one line."""
+    try:
+        print(json.dumps(_start_here(json.loads(settings))))
+    except JaxserveError as error:
+        message = error.as_typed() if isinstance(error, ConfigError) else str(error)
+        print(" ".join(message.split()), file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(_start_here(json.loads(sys.argv[1]))))
+    sys.exit(_main(sys.argv[1]))

@@ -78,6 +78,16 @@ class Text:
         self._seed = seed
         self._random = random.Random(f"text {seed}")
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a window."""
+        return len(self._tokens) - 1
+
+    def require(self, size: int, setting: str) -> None:
+        """ConfigError: a window of ``size`` tokens, as ``setting`` asks for, is more than there is."""
+        if size > self.longest:
+            raise ConfigError(f"{setting} must be at most {self.longest}, got {size}: the text ends there.", setting)
+
     def window(self, size: int) -> tuple[int, ...]:
         """``size`` successive tokens from another place each time. ConfigError: the corpus is shorter."""
         return self._cut(size, self._random)
@@ -87,7 +97,7 @@ class Text:
         return self._cut(size, random.Random(f"text {self._seed} {name}"))
 
     def _cut(self, size: int, source: random.Random) -> tuple[int, ...]:
-        if size >= len(self._tokens):
+        if size > self.longest:
             raise ConfigError(f"a prompt of {size} tokens is too long: the text has {len(self._tokens)}.")
         start = source.randrange(len(self._tokens) - size)
         return tuple(self._tokens[start : start + size])

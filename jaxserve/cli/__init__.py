@@ -24,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except ConfigError as error:
-        return _fail(error, 2)
+        return _fail(error.as_typed(), 2)
     except JaxserveError as error:
-        return _fail(error, 1)
+        return _fail(str(error), 1)
     except KeyboardInterrupt:
         return 130
 
 
-def _fail(error: Exception, code: int) -> int:
-    print(f"jaxserve: error: {' '.join(str(error).split())}", file=sys.stderr)
+def _fail(message: str, code: int) -> int:
+    print(f"jaxserve: error: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -168,7 +168,10 @@ def read_yaml(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
             raise ConfigError(f"{path}: unknown setting {str(key)!r}.{nearest(name, known)}")
         if name in values:
             raise ConfigError(f"{path}: {name} is set twice.")
-        values[name] = known[name].check(value)
+        try:
+            values[name] = known[name].check(value)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
     return values
 
 

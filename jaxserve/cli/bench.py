@@ -162,7 +162,7 @@ def _saver(args: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
 def _check_file(name: str, path: Path) -> None:
     """Before anything is measured, which takes minutes."""
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{name} must be a file in a folder that exists, got {str(path)!r}.")
+        raise ConfigError(f"{name} must be a file in a folder that exists, got {str(path)!r}.", name)
 
 
 def _save(path: Path, result: dict[str, Any]) -> None:

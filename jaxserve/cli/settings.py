@@ -68,7 +68,7 @@ def configs(args: argparse.Namespace, *, server: bool) -> tuple[EngineConfig, Se
     """
     server_flags = flags_of(ServerConfig) if server else []
     engine_flags = [flag for part in ENGINE_PARTS for flag in flags_of(part)]
-    values = read_yaml(args.config, [*engine_flags, *server_flags]) if args.config else {}
+    values = read_yaml(args.config, [*engine_flags, *server_flags]) if args.config is not None else {}
     values |= given(args, [*engine_flags, *server_flags])
     of_server = {flag.name: values.pop(flag.name) for flag in server_flags if flag.name in values}
     return EngineConfig.from_flat(values), ServerConfig(**of_server)
@@ -80,7 +80,7 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
     try:
         SamplingParams(**asked)
     except RequestError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error), error.param) from None
     return asked
 
 

@@ -2,7 +2,7 @@
 
 from jaxserve.runner.compiled import use_compilation_cache
 from jaxserve.runner.handle import StepHandle
-from jaxserve.runner.memory import KVSize, fit_blocks, fit_context
+from jaxserve.runner.memory import KVSize, check_room, fit_blocks, fit_context
 from jaxserve.runner.runner import Launch, Runner, RunnerShape
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Runner",
     "RunnerShape",
     "StepHandle",
+    "check_room",
     "fit_blocks",
     "fit_context",
     "use_compilation_cache",

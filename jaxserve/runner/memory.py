@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +14,9 @@ import jax.numpy as jnp
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import ModelConfig
+from jaxserve.sampling import RowState
 
-__all__ = ["KVSize", "block_bytes", "fit_blocks", "fit_context"]
+__all__ = ["KVSize", "block_bytes", "check_room", "fit_blocks", "fit_context"]
 
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 << 30
@@ -64,7 +68,8 @@ def fit_context(size: KVSize, config: CacheConfig, model: ModelConfig, asked: in
     """
     if asked is not None and asked > model.max_position:
         raise ConfigError(
-            f"max_model_len {asked} is more than the model's longest context of {model.max_position} tokens."
+            f"max_model_len {asked} is more than the model's longest context of {model.max_position} tokens.",
+            "max_model_len",
         )
     holds = (size.num_blocks - 1) * config.block_size
     if asked is None:
@@ -73,9 +78,29 @@ def fit_context(size: KVSize, config: CacheConfig, model: ModelConfig, asked: in
         raise ConfigError(
             f"max_model_len {asked} does not fit: the KV cache of {size.num_blocks} blocks ({size.reason}) holds "
             f"{holds} tokens. Set --max-model-len {holds} or less, or give the cache "
-            f"{(-(-asked // config.block_size) + 1) * size.block_bytes} bytes with --kv-cache-memory-bytes."
+            f"{(-(-asked // config.block_size) + 1) * size.block_bytes} bytes with --kv-cache-memory-bytes.",
+            "max_model_len",
         )
     return asked
+
+
+def check_room(size: KVSize, model: ModelConfig, max_rows: int) -> None:
+    """ConfigError: what an engine keeps between steps is more than a CPU has memory for.
+
+    There an allocation succeeds whatever its size, and the system ends the process when it is filled; accelerators
+    refuse.
+    """
+    if jax.default_backend() != "cpu":
+        return
+    blocks = size.num_blocks * size.block_bytes
+    state = jax.eval_shape(partial(RowState.zeros, max_rows, model.vocab_size))
+    rows = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    free = _free_ram()
+    if blocks + rows > free:
+        raise ConfigError(
+            f"no room: {size.num_blocks} KV blocks take {blocks / _MIB:.0f} MiB (by {size.reason}) and the state of "
+            f"{max_rows} sequences (--max-num-seqs) {rows / _MIB:.0f} MiB, but {free / _MIB:.0f} MiB are free."
+        )
 
 
 def _free_memory(config: CacheConfig) -> tuple[int, str]:
@@ -85,5 +110,13 @@ def _free_memory(config: CacheConfig) -> tuple[int, str]:
         share = config.gpu_memory_utilization
         free = int(stats["bytes_limit"] * share) - stats["bytes_in_use"]
         return free, f"--gpu-memory-utilization {share:g}"
-    ram = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(ram * _CPU_SHARE), _CPU_LIMIT), f"{_CPU_SHARE:.0%} of free memory, at most {_CPU_LIMIT >> 30} GiB"
+    share = min(int(_free_ram() * _CPU_SHARE), _CPU_LIMIT)
+    return share, f"{_CPU_SHARE:.0%} of free memory, at most {_CPU_LIMIT >> 30} GiB"
+
+
+def _free_ram() -> int:
+    """Bytes that a process can still have; Linux counts among them what caches files and can be dropped."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        return int(found[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

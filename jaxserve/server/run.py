@@ -33,7 +33,7 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ConfigError(f"host {config.host!r} cannot be resolved: {error.strerror or error}.") from None
+        raise ConfigError(f"host {config.host!r} cannot be resolved: {error.strerror or error}.", "host") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

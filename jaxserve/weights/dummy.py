@@ -28,7 +28,7 @@ def init_random(
     Norms are ones and biases zeros; a matrix is normal with variance 1 / fan-in, so that activations keep their size.
     Where GGUF's blocks are to be kept, it is rounded to those of Q4_1.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed % 2**64)
     make = LeafMaker(form, dtype, place)
 
     def build(path: Any, spec: ParamSpec) -> Leaf:

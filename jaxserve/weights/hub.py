@@ -58,14 +58,16 @@ def resolve(
         LoadError: it is there in several GGUF files, of which one must be named.
         ConfigError: it is there, but not in the form asked for.
     """
+    path = Path(model).expanduser()
+    if revision is not None and (model in ALIASES or path.exists()):
+        raise ConfigError(f"revision {revision!r} has no effect: {model} is not on the hub.", "revision")
     if model in ALIASES:
         return _in_folder(_package_folder(model), load_format, model)
-    path = Path(model).expanduser()
     if model and path.is_dir():
         return _in_folder(path, load_format, model)
     if path.is_file():
         if load_format == "safetensors":
-            raise ConfigError(f"load_format is safetensors, but {model} is a file; name its folder.")
+            raise ConfigError(f"load_format is safetensors, but {model} is a file; name its folder.", "load_format")
         return ModelFiles(gguf=path)
     if model.startswith(("/", ".", "~")) or model.count("/") not in (1, 2):
         known = ", ".join(sorted(ALIASES))
@@ -107,7 +109,8 @@ def _in_folder(folder: Path, load_format: str, model: str) -> ModelFiles:
     if settings and load_format == "auto":
         return ModelFiles(folder=folder)  # the reader says what it lacks
     wanted = {"safetensors": "config.json", "gguf": ".gguf file"}.get(load_format, "config.json and no .gguf file")
-    raise MissingFileError(f"There is no {wanted} in {folder}.")
+    asked = f", which --load-format {load_format} asks for" if load_format in ("safetensors", "gguf") else ""
+    raise MissingFileError(f"There is no {wanted} in {folder}{asked}.")
 
 
 def _only(ggufs: list[str], model: str) -> str:

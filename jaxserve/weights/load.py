@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jaxserve.config import ModelOptions
-from jaxserve.errors import MissingFileError
+from jaxserve.errors import CorruptFileError, MissingFileError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.gguf_config import ROPE_FACTORS, from_gguf
@@ -164,8 +164,10 @@ def _tokenizer_folder(files: ModelFiles) -> Path | None:
 def _text(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingFileError(f"The chat template {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise MissingFileError(f"The chat template {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(f"The chat template {path} cannot be read: it is no UTF-8 text.") from error
 
 
 @contextmanager

@@ -63,16 +63,17 @@ def test_latency_is_that_of_a_whole_batch(started: list[EngineConfig], tmp_path:
     ("argv", "words"),
     [
         (["latency", "--input-len", "90", "--output-len", "20"], "are more than the 96 tokens of a context"),
-        (["latency", "--batch-size", "0"], "batch_size must be at least 1"),
-        (["latency", "--num-iters-warmup", "-1"], "num_iters_warmup must be at least 0"),
+        (["latency", "--input-len", "9000000"], "--input-len must be at most"),
+        (["latency", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["latency", "--num-iters-warmup", "-1"], "--num-iters-warmup must be at least 0"),
         (["throughput", "--dataset-name", "trace", "--dataset-path", "x"], "see 'jaxserve bench serve'"),
-        (["startup", "--num-warm", "0"], "num_warm must be at least 1"),
+        (["startup", "--num-warm", "0"], "--num-warm must be at least 1"),
         (["startup", "--compilation-cache-dir", "/x"], "--compilation-cache-dir must be left out"),
-        (["claims", "--output", "claims.png"], "output must be a file that ends in .svg"),
-        (["claims", "--repeats", "0"], "repeats must be at least 1"),
+        (["claims", "--output", "claims.png"], "--output must be a file that ends in .svg"),
+        (["claims", "--repeats", "0"], "--repeats must be at least 1"),
         (["claims", "--claims", "speed"], "there is no claim 'speed'"),
-        (["claims", "--output", "/nowhere/x.svg"], "output must be a file in a folder that exists"),
-        (["claims", "--json", "/nowhere/x.json"], "json must be a file in a folder that exists"),
+        (["claims", "--output", "/nowhere/x.svg"], "--output must be a file in a folder that exists"),
+        (["claims", "--json", "/nowhere/x.json"], "--json must be a file in a folder that exists"),
         (["claims", "--max-model-len", "100"], "--max-model-len is 100"),
     ],
 )
@@ -119,5 +120,5 @@ def test_a_start_is_timed_by_phase(started: list[EngineConfig]) -> None:
 
 
 def test_a_start_that_fails_is_told_with_its_last_words() -> None:
-    with pytest.raises(JaxserveError, match=r"did not start \(exit code 1\): .*There is no model '/nowhere'"):
+    with pytest.raises(JaxserveError, match=r"did not start \(exit code 1\): There is no model '/nowhere'"):
         measure_startup(EngineConfig.from_flat({"model": "/nowhere"}), 1)

@@ -136,19 +136,22 @@ def test_an_engine_that_dies_midway_is_a_failure(serve: Serve, capsys: pytest.Ca
     [
         (["--base-url", "http://127.0.0.1:1"], 1, "no answer from http://127.0.0.1:1: ConnectError"),
         (["--base-url", "nowhere"], 1, "no answer from nowhere"),
-        (["--request-rate", "-1"], 2, "request_rate must be greater than 0"),
-        (["--request-rate", "1e-320"], 2, "request_rate must be at least 1e-06"),
+        (["--request-rate", "-1"], 2, "--request-rate must be greater than 0"),
+        (["--request-rate", "1e-320"], 2, "--request-rate must be at least 1e-06"),
         (
             ["--dataset-name", "trace", "--dataset-path", "x", "--trace-speedup", "1e-320"],
             2,
-            "trace_speedup must be at",
+            "--trace-speedup must be at",
         ),
         (["--dataset-name", "poems"], 2, "invalid choice: 'poems'"),
         (["--dataset-name", "trace"], 2, "--dataset-name trace needs --dataset-path"),
         (["--dataset-name", "trace", "--dataset-path", "x", "--request-rate", "2"], 2, "no effect with a trace"),
-        (["--goodput", "speed:3"], 2, "goodput must be like"),
+        (["--goodput", "speed:3"], 2, "--goodput must be like"),
+        (["--goodput", "ttft:500", "ttft:900"], 2, "--goodput must name a metric once, got ttft twice"),
+        (["--num-prompts", "0"], 2, "--num-prompts must be at least 1, got 0"),
+        (["--dataset-name", "random", "--random-input-len", "1T"], 2, "--random-input-len must be at most 10000000"),
         (["--num-prompt", "3"], 2, "unknown flag --num-prompt. Did you mean '--num-prompts'?"),
-        (["--result-filename", "/nowhere/x.json"], 2, "result_filename must be a file in a folder that exists"),
+        (["--result-filename", "/nowhere/x.json"], 2, "--result-filename must be a file in a folder that exists"),
     ],
 )
 def test_wrong_calls_are_told_in_one_line(
@@ -181,8 +184,10 @@ def test_a_tokenizer_that_is_not_there_is_told(
 
 
 @contextmanager
-def odd_server(answer: Callable[[], Response]) -> Iterator[str]:
-    """A server that answers every completion in the same way, and lists no models."""
+def odd_server(
+    answer: Callable[[], Response], models: Callable[[], Response] = lambda: Response("Not Found", 404)
+) -> Iterator[str]:
+    """A server that answers every completion in the same way, and whatever it is asked to list."""
 
     async def create(request: Request) -> Response:
         await request.body()
@@ -190,7 +195,8 @@ def odd_server(answer: Callable[[], Response]) -> Iterator[str]:
 
     config = ServerConfig(port=0)
     with bind(config) as sock:
-        app = Starlette(routes=[Route("/v1/completions", create, methods=["POST"])])
+        listing = Route("/v1/models", lambda request: models())
+        app = Starlette(routes=[Route("/v1/completions", create, methods=["POST"]), listing])
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
@@ -273,8 +279,38 @@ def test_a_port_that_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert "--base-url 'http://127.0.0.1:99999' is no URL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (500, '{"error": {"message": "the shelf is empty."}}', "(500: the shelf is empty); name one with --model."),
+        (401, '{"error": {"message": "no key"}}', "(401: no key); its key is --api-key."),
+        (502, "x" * 1000, "x); name one with --model."),
+    ],
+)
+def test_why_a_server_lists_no_model_is_told(
+    status: int, body: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with odd_server(events(), models=lambda: Response(body, status)) as url:
+        assert bench(url, "--num-prompts", "1") == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error) < 450
+
+
+def test_half_a_character_in_a_file_is_the_fault_of_its_line(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = tmp_path / "talk.jsonl"
+    turns = [{"value": "hello"}, {"value": "an answer \ud83d"}]
+    talk.write_text(f"{json.dumps({'conversations': turns[:1] * 2})}\n{json.dumps({'conversations': turns})}\n")
+    engine = FakeEngine()
+    assert bench(serve(engine), "--dataset-name", "sharegpt", "--dataset-path", str(talk)) == 2
+    assert f"{talk}, line 2 holds a lone surrogate, \\ud83d, in its text" in capsys.readouterr().err
+    assert not engine.submitted
+
+
 def test_a_server_that_lists_no_model_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     with odd_server(events(text("a", "stop"))) as url:
         assert bench(url, "--num-prompts", "1") == 1
-        assert "lists no model (404); name one with --model" in capsys.readouterr().err
+        assert "lists no model (404: Not Found); name one with --model" in capsys.readouterr().err
         assert bench(url, "--num-prompts", "1", "--input-len", "5", "--model", "m") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -83,15 +84,23 @@ def test_serve_reads_the_file_and_the_command_line_wins(loader: Loader, served: 
 def test_wrong_calls_end_with_code_two(capsys: pytest.CaptureFixture[str], tmp_path: Path, loader: Loader) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("modle: x\n")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("block-size: '16'\n")
     for argv, words in (
         (["serve", "--blok-size", "3"], "unknown flag --blok-size. Did you mean '--block-size'?"),
         (["serve", "--config", str(file)], "unknown setting 'modle'. Did you mean 'model'?"),
         (["serve", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
-        (["serve", "--port", "70000"], "port must be from 0 to 65535"),
-        (["serve", "--shutdown-timeout", "nan"], "shutdown_timeout"),
-        (["serve", "--gpu-memory-utilization", "2"], "gpu_memory_utilization must be in (0, 1]"),
-        (["serve", "--max-num-seqs", "0"], "max_num_seqs must be an integer of at least 1"),
-        (["complete", "--prompt", "x", "--temperature", "-1"], "temperature must be in [0, 100]"),
+        (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
+        (["serve", "--shutdown-timeout", "nan"], "--shutdown-timeout must be"),
+        (["serve", "--gpu-memory-utilization", "2"], "--gpu-memory-utilization must be in (0, 1]"),
+        (["serve", "--max-num-seqs", "0"], "--max-num-seqs must be an integer from 1 to 65536"),
+        (["complete", "--prompt", "x", "--temperature", "-1"], "--temperature must be in [0, 100]"),
+        (["serve", "--max-num-batched-tokens", "1T"], "--max-num-batched-tokens must be an integer from 1 to 1048576"),
+        (["serve", "--seed", str(2**64)], "--seed must be an integer from"),
+        (["serve", "--chat-template", ""], "--chat-template must not be empty"),
+        (["serve", "--api-key", ""], "--api-key must not hold an empty string"),
+        (["serve", "--config", ""], "cannot read"),
+        (["serve", "--config", str(wrong)], f"{wrong}: block_size must be of type int, got '16'"),
         (["complete"], "--prompt"),
         (["complete", "--prompt", "x", "--api-key", "k"], "--api-key needs --url"),
         (
@@ -171,12 +180,16 @@ def test_chat_asks_a_server(url: str, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loader.engine.seconds_per_token = 0.01
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    # A signal raised in a thread is handled by the main one.
-    timer.start()
+    steps = itertools.count(1)
+    advance = loader.engine._advance
+
+    def interrupted(completion: Any) -> Any:
+        if next(steps) == 20:
+            signal.raise_signal(signal.SIGINT)
+        return advance(completion)
+
+    monkeypatch.setattr(loader.engine, "_advance", interrupted)
     assert chat(monkeypatch, ["hi", "more"], "--max-tokens", "200") == 0
-    timer.join()
     assert " [stopped]\n" in capsys.readouterr().out
     assert (loader.engine.aborted, loader.engine.finished) == (1, 1)
     stopped = bytes(loader.engine.submitted[1]["ids"]).decode()

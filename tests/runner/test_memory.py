@@ -10,7 +10,7 @@ import pytest
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models import ModelConfig
-from jaxserve.runner import KVSize, fit_blocks, fit_context
+from jaxserve.runner import KVSize, check_room, fit_blocks, fit_context
 from jaxserve.runner.memory import block_bytes
 
 MODEL = ModelConfig(
@@ -52,6 +52,15 @@ def test_no_more_blocks_than_all_rows_can_fill() -> None:
 def test_too_little_memory_is_told_in_bytes() -> None:
     with pytest.raises(ConfigError, match=r"no room for KV blocks: .* --kv-cache-memory-bytes"):
         fit_blocks(CacheConfig(kv_cache_memory_bytes=PER_BLOCK), MODEL, FLOAT32, most_useful=10)
+
+
+def test_what_an_engine_keeps_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = 33 * 100 * (2 + 4) + 33 * 4
+    monkeypatch.setattr("jaxserve.runner.memory._free_ram", lambda: 10 * PER_BLOCK + state)
+    check_room(KVSize(10, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, 32)
+    for blocks, rows in ((11, 32), (10, 33)):
+        with pytest.raises(ConfigError, match=rf"{blocks} KV blocks .*--num-gpu.* {rows} sequences \(--max-num-seqs\)"):
+            check_room(KVSize(blocks, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, rows)
 
 
 def test_the_context_is_what_model_and_cache_allow() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import ModelOptions
-from jaxserve.errors import CorruptFileError, MissingFileError, ShapeMismatchError
+from jaxserve.errors import ConfigError, CorruptFileError, MissingFileError, ShapeMismatchError
 from jaxserve.models import ModelConfig, param_specs
 from jaxserve.quantization import WeightForm
 from jaxserve.weights import init_random, open_model
@@ -70,6 +70,11 @@ def test_tokenizer_and_template_of_ones_own(folder: Path, tmp_path_factory: pyte
     assert opened.chat_template == "{{ messages }}"
     with pytest.raises(MissingFileError, match=r"none\.jinja"):
         open_model(ModelOptions(str(folder), chat_template="none.jinja"))
+    (other / "bytes.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CorruptFileError, match=r"bytes\.jinja cannot be read: it is no UTF-8 text"):
+        open_model(ModelOptions(str(folder), chat_template=str(other / "bytes.jinja")))
+    with pytest.raises(ConfigError, match=r"^revision 'main' has no effect"):
+        open_model(ModelOptions(str(folder), revision="main"))
 
 
 def test_broken_settings_are_named(folder: Path) -> None:
