@@ -7,6 +7,7 @@ vocabulary are made in ``engine.input``; everything else here, so that an invali
 from __future__ import annotations
 
 import operator
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -94,7 +95,7 @@ class SamplingParams:
         _number(self, "repetition_penalty", 0.0, 1e4, open_low=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)
         for name, low, high in (
-            ("max_tokens", 1, 2**31 - 1),
+            ("max_tokens", 1, 2**63 - 1),
             ("logprobs", 0, MAX_LOGPROBS),
             ("seed", *_SEED_RANGE),
         ):
@@ -130,7 +131,7 @@ class SamplingParams:
             )
         for key, value in (self.logit_bias or {}).items():
             try:
-                token = int(key) if isinstance(key, str) else operator.index(key)
+                token = _token_id(key)
             except (TypeError, ValueError):
                 raise RequestError(f"logit_bias: key {_shown(key)} is not a token id.", "logit_bias") from None
             # NaN is in no range.
@@ -170,6 +171,13 @@ def _number(params: SamplingParams, name: str, low: float, high: float, *, open_
         bracket = "(" if open_low else "["
         raise RequestError(f"{name} must be in {bracket}{low:g}, {high:g}], got {_shown(value)}.", name)
     object.__setattr__(params, name, float(value))
+
+
+def _token_id(key: Any) -> int:
+    # int() would take " 5 " and "1_0" as well, of which JSON knows nothing.
+    if isinstance(key, str) and not re.fullmatch(r"-?[0-9]+", key):
+        raise ValueError(key)
+    return int(key) if isinstance(key, str) else operator.index(key)
 
 
 def _listed(value: Any, name: str) -> tuple[Any, ...]:

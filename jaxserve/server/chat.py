@@ -66,6 +66,7 @@ def _prompt(engine: Engine, body: ChatRequest) -> list[int]:
 class _ChatAnswer(Answer):
     plain_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    prompt_param = "messages"
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
         message = {"role": "assistant", "content": output.text, "refusal": None}

@@ -76,10 +76,12 @@ class Answer(ABC):
 
     Attributes:
         plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
+        prompt_param: the parameter that holds the prompt, named when the engine refuses it.
     """
 
     plain_object: str
     chunk_object: str
+    prompt_param: str = "prompt"
 
     def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
         self._engine = engine
@@ -145,10 +147,15 @@ class Answer(ABC):
         )
         with self._metrics.track(job.params.n) as tracker:
             async with aclosing(generated) as results:
-                async for result in results:
-                    tracker.output(result)
-                    _check_ends(result)
-                    yield result
+                try:
+                    async for result in results:
+                        tracker.output(result)
+                        _check_ends(result)
+                        yield result
+                except RequestError as error:
+                    if error.param != "prompt":
+                        raise
+                    raise RequestError(str(error), self.prompt_param) from error
 
 
 def _check_ends(result: RequestOutput) -> None:

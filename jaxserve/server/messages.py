@@ -90,7 +90,7 @@ def _render_call(call: ToolCall, where: str) -> dict[str, Any]:
     try:
         arguments = parse_json(call.function.arguments.encode()) if call.function.arguments else {}
     except RequestError:
-        raise RequestError(f"{param} must be valid JSON.", param) from None
+        raise RequestError(f"{param} must be valid JSON that does not nest too deeply.", param) from None
     if not isinstance(arguments, dict):
         raise RequestError(f"{param} must be a JSON object.", param)
     rendered = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

@@ -101,4 +101,9 @@ def _malformed_calls(where: str) -> RequestError:
 
 def _call_text(call: Mapping[str, Any]) -> str:
     function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-    return f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
+    try:
+        text = json.dumps(function, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"tool_calls: arguments of {function['name']!r} cannot be written as JSON: {error}"
+        raise RequestError(message, "messages") from error
+    return f"<tool_call>\n{text}\n</tool_call>"

@@ -49,6 +49,7 @@ class Tokenizer:
         own = () if hf.eos_token_id is None else (hf.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *eos_token_ids)))
         self.bos_token_id: int | None = hf.bos_token_id
+        self._adds_bos = self.bos_token_id is not None and backend.encode("").ids[:1] == [self.bos_token_id]
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
@@ -61,11 +62,15 @@ class Tokenizer:
         return template.get("default") if isinstance(template, dict) else template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, where lone surrogates count as U+FFFD, with BOS and EOS as the model has it."""
+        """Token ids of a text, where lone surrogates count as U+FFFD, with BOS and EOS as the model has it.
+
+        A text that begins with BOS, as one made by a chat template does, gets no second one.
+        """
         # Only the batched calls release the interpreter's lock, without which the server would stand still meanwhile.
         [encoding] = self._backend.encode_batch_fast([replace_surrogates(text)], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
-        return ids
+        doubled = add_special_tokens and self._adds_bos and ids[1:2] == [self.bos_token_id]
+        return ids[1:] if doubled else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""

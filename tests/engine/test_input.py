@@ -111,7 +111,9 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
     assert f"your prompt contains {MAX_LEN} input tokens" in message
 
 
-@pytest.mark.parametrize(("max_tokens", "max_total"), [(3, 13), (22, 32), (10_000_000, 32), (None, 32)])
+@pytest.mark.parametrize(
+    ("max_tokens", "max_total"), [(3, 13), (22, 32), (10_000_000, 32), (2**53 - 1, 32), (None, 32)]
+)
 def test_output_is_limited_to_what_is_left_of_the_context(max_tokens: int | None, max_total: int) -> None:
     assert prepare([5] * 10, max_tokens=max_tokens)[0].max_total == max_total
 

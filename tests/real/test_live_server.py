@@ -74,6 +74,60 @@ def test_32_mixed_requests_at_once(server: str) -> None:
     assert metric(server, "vllm:kv_cache_usage_perc") == 0
 
 
+def test_streams_cut_no_character(server: str) -> None:
+    api = client(server)
+    for prompt, sampled in (("ď 🦙 日本", {"temperature": 0}), ("🦙🦙🦙 日本 ", {"temperature": 1.5, "seed": 1})):
+        asked: dict[str, Any] = {"model": "smollm2-135m", "prompt": prompt, "max_tokens": 30, **sampled}
+        text = api.completions.create(**asked).choices[0].text
+        parts = [chunk.choices[0].text for chunk in api.completions.create(**asked, stream=True)]
+        assert "".join(parts) == text
+        assert sum(part.count("\ufffd") for part in parts) == text.count("\ufffd")
+        assert not text.isascii()
+
+
+def test_nothing_of_a_stop_string_is_streamed(server: str) -> None:
+    prompt = "Here is the English alphabet: ABC"
+    asked: dict[str, Any] = {"model": "smollm2-135m", "prompt": prompt, "max_tokens": 20, "temperature": 0}
+    for stop, text, reason in (
+        ("DEFGHIJ", "", "stop"),
+        ("HIJK", "DEFG", "stop"),
+        ("HIJKX", "DEFGHIJKLMNOPQR", "length"),
+    ):
+        chunks = list(client(server).completions.create(**asked, stop=stop, stream=True))
+        got = "".join(chunk.choices[0].text for chunk in chunks)
+        assert got == text or (reason == "length" and got.startswith(text))
+        assert chunks[-1].choices[0].finish_reason == reason
+
+
+def test_texts_differ_unless_a_seed_or_greed_makes_them_equal(server: str) -> None:
+    async def texts(*asked: dict[str, Any]) -> set[str]:
+        async with httpx.AsyncClient(base_url=server, timeout=120) as api:
+            common = {"prompt": "My name is", "max_tokens": 12, "temperature": 1.0}
+            answers = await asyncio.gather(*[api.post("/v1/completions", json=common | more) for more in asked])
+        return {answer.json()["choices"][0]["text"] for answer in answers}
+
+    for top_k in ({}, {"top_k": 0}, {"top_k": -1}):
+        assert len(asyncio.run(texts(*[{"seed": seed, **top_k} for seed in range(8)]))) > 1
+    assert len(asyncio.run(texts(*[{}] * 5))) > 1
+    assert len(asyncio.run(texts(*[{"seed": 0}] * 5))) == 1
+    assert len(asyncio.run(texts({"top_k": 1, "seed": 1}, {"top_k": 1, "seed": 2}, {"temperature": 0}))) == 1
+
+
+def test_lengths_beyond_a_step_and_beyond_the_context(server: str) -> None:
+    api = client(server)
+    prompt = list(range(100, 100 + 1016))
+    asked: dict[str, Any] = {"model": "smollm2-135m", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    whole = api.completions.create(**asked, prompt=prompt, max_tokens=10_000_000)
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (8, "length")
+    asked |= {"messages": [{"role": "user", "content": "word " * 980}], "max_tokens": 2**53 - 1}
+    chat = api.chat.completions.create(**asked)
+    assert chat.usage is not None
+    assert chat.usage.total_tokens == 1024
+    with pytest.raises(openai.BadRequestError, match="1024"):
+        api.completions.create(model="smollm2-135m", prompt=[100] * 1024, max_tokens=1)
+
+
 def test_dropped_streams_free_their_blocks(server: str) -> None:
     async def drop(api: httpx.AsyncClient) -> None:
         body = {"model": "smollm2-135m", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}

@@ -78,6 +78,23 @@ def test_a_repeated_prompt_is_cached_but_for_its_last_token(llm: LLM) -> None:
         assert next(iter(a.values())).logprob == pytest.approx(next(iter(b.values())).logprob, abs=1e-3)
 
 
+def test_special_tokens_are_shown_as_the_tokenizer_decodes_them(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, skip_special_tokens=False, ignore_eos=True)
+    for prompt in ("Hello world<|im_end|>", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", " a"):
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+        ids = output.outputs[0].token_ids
+        assert output.outputs[0].text == llm.tokenizer.decode(ids, skip_special_tokens=False)
+        assert llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) == prompt
+
+
+def test_a_templated_text_is_the_chat_it_was_made_of(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    (chat,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    (text,) = llm.generate(llm.tokenizer.render_chat(messages), GREEDY, use_tqdm=False)
+    assert chat.prompt_token_ids == text.prompt_token_ids == llm.tokenizer.apply_chat_template(messages)
+    assert chat.outputs[0].text == text.outputs[0].text
+
+
 def test_a_bad_prompt_fails_the_call_and_leaves_nothing_behind(llm: LLM) -> None:
     with pytest.raises(RequestError, match="empty"):
         llm.generate(["fine", ""], GREEDY, use_tqdm=False)

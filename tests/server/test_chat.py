@@ -157,6 +157,12 @@ async def test_bad_messages_are_refused_by_name(client: httpx.AsyncClient, messa
     assert (await refusal(client, *messages))["param"] == param
 
 
+async def test_a_conversation_beyond_the_context_is_refused_by_the_name_it_has_here(client: httpx.AsyncClient) -> None:
+    error = await refusal(client, {"role": "user", "content": "x" * 600})
+    assert error["param"] == "messages"
+    assert "context" in error["message"]
+
+
 async def test_template_refusals(client: httpx.AsyncClient) -> None:
     error = await refusal(client, USER, chat_template_kwargs={"refuse": True})
     assert "template refuses" in error["message"]

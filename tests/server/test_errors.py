@@ -114,6 +114,7 @@ async def test_content_type_and_size(client: httpx.AsyncClient) -> None:
         ({"stop": ["a", 5]}, "stop.1"),
         ({"logit_bias": {"99999999": 5}}, "logit_bias"),
         ({"logit_bias": {"AI": -100}}, "logit_bias"),
+        ({"logit_bias": {"5": 1e9}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -51,7 +51,12 @@ def test_ids_are_those_of_transformers(make: Any, chat: list[dict[str, Any]]) ->
 def test_bos_comes_once() -> None:
     tokenizer, _ = with_template()
     assert tokenizer.encode("x").count(tokenizer.bos_token_id) == 1
-    assert tokenizer.apply_chat_template([USER]).count(tokenizer.bos_token_id) == 1
+    ids = tokenizer.apply_chat_template([USER])
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert tokenizer.encode(tokenizer.render_chat([USER])) == ids
+    assert tokenizer.encode("<s><s>x").count(tokenizer.bos_token_id) == 2
+    plain, _ = with_template(ggml__add_bos_token=False)
+    assert plain.encode("<s><s>x").count(plain.bos_token_id) == 2
 
 
 def test_content_may_be_missing_null_or_parts() -> None:
@@ -114,6 +119,14 @@ def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
     tokenizer, _ = with_template(refuses + "{% endif %}{{ m.content + '' }}{% endfor %}")
     with pytest.raises(RequestError, match=message) as caught:
         tokenizer.render_chat(messages)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("arguments", [deep(100_000), {"a": {1, 2}}], ids=["deep", "set"])
+def test_arguments_that_cannot_be_written_are_refused(arguments: dict[str, Any]) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(RequestError, match="arguments of 'f'") as caught:
+        smollm2()[0].render_chat([USER, {"role": "assistant", "content": "", "tool_calls": [call]}])
     assert caught.value.param == "messages"
 
 
