@@ -58,7 +58,7 @@ class ModelOptions:
     activation_quantization: str = _flag(
         "none",
         "What quantised weights are multiplied with: activations as they are, or rounded to int8 in groups of 32 while "
-        "they are multiplied, as llama.cpp does: faster, and tokens may differ.",
+        "they are multiplied, as llama.cpp does: faster, and tokens may differ. On the CPU only.",
         choices=("none", "int8"),
     )
     weight_cache_dir: str | None = _flag(
