@@ -22,8 +22,9 @@ LONGEST_FIRST = ("real/", "kernels/test_cuda_aot.py", "test_gpu_tools.py", "equi
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before jax is imported, which reads these."""
-    if config.cache is not None:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("xla")))
+    cache = getattr(config, "cache", None)  # it is not there with -p no:cacheprovider
+    if cache is not None:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("xla")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 
