@@ -6,6 +6,7 @@ help text and, where the command line needs it, choices and the form of its valu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ __all__ = [
     "RunnerConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "SpeculativeConfig",
     "check_choices",
 ]
 
@@ -128,6 +130,37 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
+class SpeculativeConfig:
+    """Which tokens are guessed ahead; off unless a method is given."""
+
+    title: ClassVar[str] = "speculation"
+    speculative_model: str | None = _flag(
+        None,
+        "What guesses tokens ahead: [ngram] looks for earlier places in the same text; a smaller model (as MODEL) of "
+        "the same vocabulary; Medusa heads (folder or hub id); or medusa for the heads that train-draft made.",
+    )
+    num_speculative_tokens: int | None = _flag(
+        None, "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 4 with a model or heads."
+    )
+    ngram_prompt_lookup_max: int | None = _flag(None, "Most tokens that an n-gram match compares; 4 by default.")
+    ngram_prompt_lookup_min: int | None = _flag(None, "Fewest tokens that must match; 2 by default.")
+    speculative_adaptive: bool = _flag(
+        True, "Verify as many guesses as pay by measurement, maybe none; off verifies all."
+    )
+    speculative_config: str | None = _flag(
+        None,
+        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min.",
+    )
+    spec_method: str | None = _flag(None, "The method by its name: ngram, draft_model or medusa.")
+    spec_model: str | None = _flag(None, "Another name of --speculative-model.")
+    spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.speculative_config, Mapping):  # as Python callers of vLLM pass it
+            object.__setattr__(self, "speculative_config", json.dumps(dict(self.speculative_config)))
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -160,6 +193,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Self:
@@ -184,7 +218,7 @@ class EngineConfig:
         return {f.name: getattr(part, f.name) for part in self._parts() for f in fields(part)}
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.model, self.cache, self.scheduler, self.runner
+        return self.model, self.cache, self.scheduler, self.runner, self.speculative
 
     def __post_init__(self) -> None:
         for part in self._parts():

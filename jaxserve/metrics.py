@@ -140,24 +140,42 @@ class _EngineCollector(Collector):
             ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_usage),
             ("jaxserve:kv_cache_unused_ratio", "Share of the newest step's blocks without a token.", stats.kv_waste),
             ("jaxserve:step_padding_ratio", "Share of the newest step that was padding.", padding),
+            ("jaxserve:spec_k", "Drafts verified per sequence of the newest step.", stats.last_step_drafts),
         )
         for name, help, value in gauges:
             gauge = GaugeMetricFamily(name, help, labels=("model_name",))
             gauge.add_metric((self._label,), value)
             yield gauge
+        guessed = stats.speculation
         counters: tuple[tuple[str, str, int], ...] = (
             ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries_total),
             ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits_total),
             ("vllm:num_preemptions", "Preemptions.", stats.preemptions_total),
             ("vllm:prompt_tokens", "Prompt tokens.", stats.prompt_tokens_total),
             ("vllm:generation_tokens", "Generated tokens.", stats.generation_tokens_total),
+            ("vllm:spec_decode_num_drafts", "Times that a sequence had drafts verified.", guessed.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Drafts verified.", guessed.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Drafts that were right.", guessed.num_accepted_tokens),
             ("jaxserve:runtime_compiles", "Programs compiled after warm-up.", stats.runtime_compiles_total),
         )
         for name, help, value in counters:
             counter = CounterMetricFamily(name, help, labels=("model_name",))
             counter.add_metric((self._label,), value)
             yield counter
+        yield self._labelled(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were right, by their place.",
+            "position",
+            {str(position): count for position, count in enumerate(guessed.accepted_by_position)},
+        )
+        yield self._labelled("jaxserve:spec_disabled", "Times that speculation was paused.", "reason", guessed.disabled)
         yield self._step_sizes(stats.step_sizes)
+
+    def _labelled(self, name: str, help: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(name, help, labels=("model_name", label))
+        for value, count in counts.items():
+            family.add_metric((self._label, value), count)
+        return family
 
     def _step_sizes(self, sizes: Mapping[int, int]) -> Metric:
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per step.", labels=("model_name",))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxserve.plan import TokenLogprobs
 from jaxserve.request import FinishReason
 
-__all__ = ["CompletionOutput", "EngineStats", "Logprob", "RequestMetrics", "RequestOutput", "TokenEvent"]
+__all__ = [
+    "CompletionOutput",
+    "EngineStats",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SpeculationStats",
+    "TokenEvent",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,41 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
+@dataclass(slots=True)
+class SpeculationStats:
+    """What became of drafts since start.
+
+    Attributes:
+        num_drafts: how often a sequence had drafts verified.
+        num_draft_tokens, num_accepted_tokens: drafts verified, and of these the right ones.
+        accepted_by_position: right ones by their place on the path, from the first.
+        disabled: how often speculation was paused, by reason.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    disabled: dict[str, int] = field(default_factory=dict)
+
+    def note(self, num_drafts: int, num_accepted: int) -> None:
+        """A sequence had ``num_drafts`` drafts verified, of which a path of ``num_accepted`` was right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+    def note_disabled(self, reason: str) -> None:
+        """Speculation was paused."""
+        self.disabled[reason] = self.disabled.get(reason, 0) + 1
+
+    def copy(self) -> SpeculationStats:
+        """A copy that stays as it is."""
+        return replace(self, accepted_by_position=list(self.accepted_by_position), disabled=dict(self.disabled))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counts of the engine at one moment; those named ``total`` only grow.
@@ -118,7 +161,9 @@ class EngineStats:
         runtime_compiles_total: programs compiled after warm-up; 0 unless something is wrong.
         last_step_tokens, last_step_padded: tokens computed by the newest step, and its bucket's size.
         last_step_kv_tokens, last_step_kv_slots: tokens with KV of the sequences in it, and places in their blocks.
+        last_step_drafts: drafts verified per sequence of the newest step, on average.
         step_sizes: number of steps since start, by the tokens that they computed.
+        speculation: what became of drafts.
     """
 
     num_running: int = 0
@@ -136,7 +181,9 @@ class EngineStats:
     last_step_padded: int = 0
     last_step_kv_tokens: int = 0
     last_step_kv_slots: int = 0
+    last_step_drafts: float = 0.0
     step_sizes: Mapping[int, int] = field(default_factory=dict)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
     def kv_usage(self) -> float:

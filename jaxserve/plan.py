@@ -10,10 +10,26 @@ from dataclasses import dataclass
 
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["DEVICE_TOKEN", "BlockCopy", "RowPlan", "StepPlan", "StepResult", "TokenLogprobs"]
+__all__ = ["DEVICE_TOKEN", "NO_DRAFTS", "BlockCopy", "Drafts", "RowPlan", "StepPlan", "StepResult", "TokenLogprobs"]
 
 DEVICE_TOKEN = -1
 """Stands in ``RowPlan.tokens`` for the token that the step in flight will sample: its id is on the device only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses of a row's next tokens: nodes of a tree whose root is the row's newest token, parents before children.
+
+    Attributes:
+        tokens: their ids, at most as many as drafts are asked for, the most promising first.
+        parents: per draft the node that it follows: 0 is the root, j the j-th draft, counted from 1.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+NO_DRAFTS = Drafts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +47,10 @@ class RowPlan:
     Attributes:
         request_id: whose row this is.
         row: index in the device state.
-        start: position of the first token to compute.
-        num_tokens: how many tokens to compute.
-        tokens: their ids; the last may be DEVICE_TOKEN.
-        num_drafts: how many of them, at the end, are drafts to verify.
+        start: position of the first token to compute; while drafts of the row are in flight, its upper bound.
+        num_tokens: how many tokens to compute, drafts included.
+        tokens: ids of those that are no drafts; the last may be DEVICE_TOKEN.
+        num_drafts: how many drafts follow them, to be verified; the device has their ids.
         samples: whether a token is sampled after the last one (False for all but the last chunk of a prompt).
         fresh: the row was just given to this request: device state is set up from this plan.
         history: known token ids of the request if fresh, else empty.
@@ -62,11 +78,12 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything that one step computes. An empty plan is falsy."""
+    """Everything that one step computes, and whether it makes drafts of what follows. An empty plan is falsy."""
 
     rows: tuple[RowPlan, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
+    proposes: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -98,7 +115,9 @@ class StepResult:
     Attributes:
         tokens: per row the sampled token ids, empty where ``samples`` is False; more than one with accepted drafts.
         logprobs: per row one entry per token, or None where not asked.
+        drafts: per row the drafts that were proposed to follow its tokens; empty if nobody proposes.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]
+    drafts: tuple[Drafts, ...] = ()

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxserve.plan import NO_DRAFTS, Drafts
 from jaxserve.sampling_params import SamplingParams
 
 __all__ = ["FinishReason", "Request"]
@@ -43,8 +44,9 @@ class Request:
         priority: lower is served first, under the priority policy.
         arrived_at: ``time.monotonic()`` of arrival, seconds.
         output: settled output token ids.
-        computed: number of tokens whose KV is written by the steps dispatched so far.
-        pending: number of output tokens sampled by steps in flight, not yet read.
+        computed: number of tokens whose KV is written by the steps dispatched so far, if all drafts are right that can.
+        pending: number of output tokens sampled by steps in flight, not yet read, if all drafts are right that can.
+        drafts: the newest drafts of what follows ``output`` that the host has seen.
         blocks: ids of the blocks that hold its KV, in order.
         hashes: chained hashes of its full blocks, as far as they were needed.
         published: number of its blocks, from the first, that were offered to the prefix cache.
@@ -70,6 +72,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     computed: int = 0
     pending: int = 0
+    drafts: Drafts = NO_DRAFTS
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
@@ -88,7 +91,7 @@ class Request:
 
     @property
     def target(self) -> int:
-        """Number of tokens that exist, on the host or on the device."""
+        """Number of tokens that exist, on the host or on the device, if all drafts in flight are right."""
         return self.known + self.pending
 
     def tokens(self, start: int, stop: int) -> list[int]:

@@ -33,8 +33,8 @@ ROOMS = {
     "jaxserve.logging": Room("ground", 1),
     "jaxserve.config": Room("ground", 2),
     "jaxserve.sampling_params": Room("ground", 3),
-    "jaxserve.request": Room("ground", 4),
-    "jaxserve.plan": Room("ground", 5),
+    "jaxserve.plan": Room("ground", 4),
+    "jaxserve.request": Room("ground", 5),
     "jaxserve.outputs": Room("ground", 6),
     # What a model is, as plain data; the other modules of the room are device code.
     "jaxserve.models.config": Room("ground", 7),
@@ -59,6 +59,7 @@ ROOMS = {
     "jaxserve.roofline": Room("host", 12),
     # Both sides meet here.
     "jaxserve.engine": Room("engine", 20),
+    "jaxserve.training": Room("training", 21),
     "jaxserve.server": Room("front", 21),
     "jaxserve.bench": Room("front", 21),
     "jaxserve.cli": Room("front", 22),
@@ -72,7 +73,8 @@ SEES = {
     "device": {"ground", "kernels", "device"},
     "host": {"ground", "host"},
     "engine": {"ground", "host", "device"},
-    "front": {"ground", "host", "engine", "front"},
+    "training": {"ground", "host", "engine", "device"},
+    "front": {"ground", "host", "engine", "training", "front"},
 }
 
 # (importing module or room, imported module or room) -> reason.
@@ -81,6 +83,8 @@ IMPORT_EXCEPTIONS = {
     ("jaxserve.server", "jaxserve"): "the version",
     ("jaxserve.engine.startup", "jax"): "makes the device side: which device, which dtype, waiting for the weights",
     ("jaxserve.engine.startup", "pallas_kernels"): "chooses backends before anything is loaded",
+    ("jaxserve.engine.loading", "jax"): "which device the weights are for",
+    ("jaxserve.engine.loading", "pallas_kernels"): "chooses backends before anything is loaded",
 }
 
 JAX = {"jax", "jaxlib", "flax", "orbax", "optax"}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from jaxserve.errors import RequestError
 from jaxserve.outputs import EngineStats, TokenEvent
-from jaxserve.plan import StepPlan
+from jaxserve.plan import NO_DRAFTS, StepPlan
 from jaxserve.request import FinishReason, Request
 from jaxserve.runner import Runner, StepHandle
 from jaxserve.scheduler import Scheduler
@@ -61,6 +61,7 @@ class _StepSize:
     padded_tokens: int = 0
     kv_tokens: int = 0
     kv_slots: int = 0
+    drafts_per_row: float = 0.0
 
 
 class Engine:
@@ -81,6 +82,7 @@ class Engine:
         self._in_flight: deque[StepHandle] = deque()
         self._step_sizes: Counter[int] = Counter()
         self._last = _StepSize()
+        self._settled_at = 0.0
 
     # ------------------------------------------------------------------ from any thread
     def add(self, requests: Iterable[Request]) -> None:
@@ -117,12 +119,16 @@ class Engine:
             last_step_padded=last.padded_tokens,
             last_step_kv_tokens=last.kv_tokens,
             last_step_kv_slots=last.kv_slots,
+            last_step_drafts=last.drafts_per_row,
+            speculation=scheduler.speculation.stats.copy(),
         )
 
     # ------------------------------------------------------------------ on the engine's thread
     def step(self) -> list[TokenEvent]:
         """Dispatch the next step, read the previous one, and return what is new."""
         began = time.perf_counter()
+        if not self._in_flight:
+            self._settled_at = began
         with self.runner.compiles:
             events = self._intake()
             plan = self.scheduler.plan()
@@ -164,27 +170,35 @@ class Engine:
             handle = self._in_flight.popleft()
             began = time.perf_counter()
             result = handle.result()
-            self.clock.device_wait_seconds += time.perf_counter() - began
-            for row, tokens in zip(handle.plan.rows, result.tokens, strict=True):
-                request = self.scheduler.get(row.request_id)
-                if tokens and request is not None and request.constraint is not None:
-                    request.constraint.advance(tokens)
-            events += self.scheduler.update(handle.plan, result)
+            now = time.perf_counter()
+            self.clock.device_wait_seconds += now - began
+            if all(len(row.tokens) == 1 for row in handle.plan.rows):
+                # While steps follow each other without a gap, one is done when the device begins the next.
+                self.scheduler.speculation.note_step(handle.padded_tokens, now - self._settled_at)
+            self._settled_at = now
+            for event in self.scheduler.update(handle.plan, result):
+                request = self.scheduler.get(event.request_id)
+                if request is not None and request.constraint is not None:
+                    request.constraint.advance(event.token_ids)
+                events.append(event)
         return events
 
     def _mask(self, plan: StepPlan) -> NDArray[np.uint32] | None:
-        constraints = []
+        rows = []
         for row in plan.rows:
-            request = self.scheduler.get(row.request_id) if row.samples else None
-            constraints.append(request.constraint if request is not None else None)
-        return step_mask(constraints, self.runner.config.vocab_size)
+            if row.samples:
+                request = self.scheduler.get(row.request_id)
+                constraint, drafts = (request.constraint, request.drafts) if request is not None else (None, NO_DRAFTS)
+                rows.append((constraint, row.num_drafts, drafts))
+        return step_mask(rows, self.runner.config.vocab_size)
 
     def _note(self, plan: StepPlan, padded_tokens: int) -> None:
         clock, num_rows = self.clock, len(plan.rows)
         kv_tokens = sum(row.start + row.num_tokens for row in plan.rows)
         kv_slots = sum(len(row.block_ids) for row in plan.rows) * self.scheduler.blocks.block_size
         self._step_sizes[plan.num_tokens] += 1
-        self._last = _StepSize(plan.num_tokens, padded_tokens, kv_tokens, kv_slots)
+        drafts = sum(row.num_drafts for row in plan.rows) / num_rows
+        self._last = _StepSize(plan.num_tokens, padded_tokens, kv_tokens, kv_slots, drafts)
         clock.steps += 1
         clock.tokens += plan.num_tokens
         clock.padded_tokens += padded_tokens

@@ -15,18 +15,19 @@ import jax.numpy as jnp
 from tqdm.auto import tqdm
 
 from jaxserve.blocks import make_blocks
-from jaxserve.config import EngineConfig, ModelOptions, SchedulerConfig
+from jaxserve.config import EngineConfig, SchedulerConfig
+from jaxserve.engine.drafts import OpenedDrafts, open_drafts
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.input import InputProcessor
+from jaxserve.engine.loading import load_weights
+from jaxserve.engine.speculation import make_speculation, resolve
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
-from jaxserve.quantization import KEPT_KINDS, WeightForm, describe, has_quantised
 from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import OpenedModel, open_model
-from pallas_kernels.packed_matmul import select_backend as select_packed_backend
 from pallas_kernels.paged_attention import select_backend
 
 __all__ = ["Started", "start"]
@@ -67,6 +68,17 @@ class _Phases:
         _log.info("%s: %.2f s", name, self.seconds[name])
 
 
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What was found out about the device side before the weights: KV dtype, attention backend, most tokens and rows
+    of a step, and what guesses."""
+
+    dtype: jnp.dtype
+    backend: str
+    limits: tuple[int, int]
+    drafts: OpenedDrafts
+
+
 def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Started:
     """Make an engine. ``on_progress`` is told what is being done and which share of it is done (0..1).
 
@@ -79,6 +91,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     limits = _limits(config.scheduler)
     if config.model.max_model_len is not None:  # found out before a weight is read, where it can be
         _check_chunking(config.scheduler, limits[0], config.model.max_model_len)
+    speculative = resolve(config.speculative, max_tokens=limits[0])
     use_compilation_cache(config.runner.compilation_cache_dir)
     tell("opening the model", 0.0)
     with phase("open"):
@@ -86,20 +99,14 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         model = opened.config
         tokenizer = load_tokenizer(opened.tokenizer_path, opened.gguf_metadata, opened.chat_template)
         _check_vocabulary(tokenizer, model)
+        drafts = open_drafts(speculative, config.model, tokenizer, model)
     tell("loading weights", 0.0)
     dtype = _dtype(config, model)
-    backend = _select_backend(config, model, dtype)
-    form = _weight_form(config.model, opened)
+    backend = _select_backend(config, model, dtype, drafts)
     with phase("weights"):
-        params = opened.load(dtype, form=form)
-    if form.activation_bits == 8 and not has_quantised(params):
-        raise ConfigError(
-            f"--activation-quantization int8 needs quantised weights, and --quantization {form.quantization} found no "
-            f"matrix of {opened.name} that it could quantise. Leave it at none."
-        )
-    _log.info("weights in memory: %s", describe(params))
+        params = (load_weights(config.model, opened, dtype), drafts.load(dtype))
     with phase("kv cache"):
-        runner = _make_runner(config, opened, params, dtype, backend, limits)
+        runner = _make_runner(config, opened, params, _Device(dtype, backend, limits, drafts))
     if config.runner.warmup:
         with phase("compile"):
             _warm_up(runner, tell)
@@ -108,6 +115,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         make_blocks(config.cache, runner.shape.num_blocks, runner.shape.max_context),
         max_num_batched_tokens=runner.shape.max_tokens,
         max_num_seqs=runner.shape.max_rows,
+        speculation=make_speculation(drafts.settings, runner.buckets, drafts.max_depth),
     )
     engine = Engine(scheduler, runner, depth=1 if config.runner.async_scheduling else 0)
     return Started(config, engine, tokenizer, model, opened.name, runner.shape.max_context, phase.seconds)
@@ -116,16 +124,16 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
 def _make_runner(
     config: EngineConfig,
     opened: OpenedModel,
-    params: dict[str, Any],
-    dtype: jnp.dtype,
-    backend: str,
-    limits: tuple[int, int],
+    params: tuple[dict[str, Any], Any],
+    device: _Device,
 ) -> Runner:
     model, cache = opened.config, config.cache
-    max_tokens, max_rows = limits
+    max_tokens, max_rows = device.limits
     longest = config.model.max_model_len or model.max_position
     most_useful = max_rows * -(-longest // cache.block_size) + 1
-    size = fit_blocks(cache, model, dtype, most_useful=most_useful)
+    draft = device.drafts.model
+    others = () if draft is None else (draft,)
+    size = fit_blocks(cache, model, device.dtype, most_useful=most_useful, others=others)
     max_context = fit_context(size, cache, model, config.model.max_model_len)
     _check_chunking(config.scheduler, max_tokens, max_context)
     _log.info(
@@ -137,9 +145,17 @@ def _make_runner(
         max_context,
     )
     check_room(size, model, max_rows)
-    shape = RunnerShape(size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, dtype, backend)
+    if draft is not None and draft.max_position < max_context:
+        raise ConfigError(
+            f"--speculative-model: its longest context is {draft.max_position} tokens, less than the "
+            f"{max_context} that are served. Set --max-model-len {draft.max_position} or less."
+        )
+    proposer = device.drafts.propose(device.dtype.name, device.backend)
+    shape = RunnerShape(
+        size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
+    )
     try:
-        runner = Runner(params, model, shape)
+        runner = Runner(params[0], model, shape, proposer, params[1])
         runner.wait()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -180,45 +196,16 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
-    """Which leaves the weights become. Without a native kernel they are plain, unless something else is asked for."""
-    asked = options.quantization
-    activation_bits = 8 if options.activation_quantization == "int8" else 16
-    backend, why = select_packed_backend("auto", activation_bits=activation_bits)
-    if activation_bits == 8 and jax.default_backend() != "cpu":
+def _select_backend(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, drafts: OpenedDrafts) -> str:
+    narrowest = min((window for window in model.windows if window is not None), default=None)
+    if drafts.is_tree and narrowest is not None and narrowest <= (drafts.max_depth or 0):
         raise ConfigError(
-            "--activation-quantization int8 is made for the CPU's native kernels, and the device is "
-            f"{jax.default_backend()}: there every product would unpack its whole weight. Leave it at none."
+            f"--speculative-model: its trees are up to {drafts.max_depth} drafts deep, but the model has a window of "
+            f"{narrowest} tokens, which must be more."
         )
-    native = backend == "cpu"  # on GPUs only quantised weights are packed, and only if that is asked for
-    if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
-        raise ConfigError(
-            f"--quantization gguf keeps the blocks of a quantised GGUF file, but no matrix of {opened.name} is of a "
-            f"kind that can be kept ({', '.join(KEPT_KINDS)}). Use auto, none or int8."
-        )
-    if asked == "auto":
-        asked = "gguf" if native and opened.kept_kinds else "none"
-    form = WeightForm(asked, packed=native, backend=backend, activation_bits=activation_bits)
-    if activation_bits == 8 and not form.is_quantised:
-        raise ConfigError(
-            "--activation-quantization int8 needs quantised weights, and those of this model are floats: add "
-            "--quantization int8 or, for a quantised GGUF file, --quantization gguf"
-        )
-    if native or (form.is_quantised and backend != "reference"):
-        _log.info("products with packed weights: %s (%s)", backend, why)
-    elif form.is_quantised:
-        _log.warning(
-            "--quantization %s saves memory here but no time: without a native kernel for %s every product unpacks its "
-            "whole weight, which is slow",
-            asked,
-            jax.default_backend(),
-        )
-    return form
-
-
-def _select_backend(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> str:
+    name = config.runner.attention_backend
     try:
-        name, why = select_backend(config.runner.attention_backend, head_dim=model.head_dim, dtype=dtype.name)
+        name, why = select_backend(name, head_dim=model.head_dim, dtype=dtype.name, tree=drafts.is_tree)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     _log.info("attention backend: %s (%s)", name, why)

@@ -26,6 +26,11 @@ class KVLayer:
         """Write k, v [T, K, D] at slots [T] (block * S + offset; out of range is dropped)."""
         return KVLayer(*kv_write((self.k, self.v), k, v, slots, backend=backend))
 
+    def move(self, source: jax.Array, target: jax.Array, *, backend: str) -> KVLayer:
+        """Copy slots source [T] over slots target [T], as in ``write``; all are read before any is written."""
+        k, v = (pool.reshape(-1, *pool.shape[2:])[source] for pool in (self.k, self.v))
+        return self.write(k, v, target, backend=backend)
+
 
 @struct.dataclass
 class KVCache:
@@ -46,6 +51,10 @@ class KVCache:
     @property
     def block_size(self) -> int:
         return self.layers[0].k.shape[1]
+
+    def move(self, source: jax.Array, target: jax.Array, *, backend: str) -> KVCache:
+        """Copy slots source [T] over slots target [T] (out of range is dropped) in all layers."""
+        return KVCache(tuple(layer.move(source, target, backend=backend) for layer in self.layers))
 
     def copy(self, source: jax.Array, target: jax.Array) -> KVCache:
         """Copy blocks source [C] over blocks target [C] in all layers."""

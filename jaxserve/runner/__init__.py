@@ -1,11 +1,13 @@
 """The device side: plan -> arrays -> compiled programs -> tokens on their way back."""
 
+from jaxserve.runner.buckets import Buckets
 from jaxserve.runner.compiled import use_compilation_cache
 from jaxserve.runner.handle import StepHandle
 from jaxserve.runner.memory import KVSize, check_room, fit_blocks, fit_context
 from jaxserve.runner.runner import Launch, Runner, RunnerShape
 
 __all__ = [
+    "Buckets",
     "KVSize",
     "Launch",
     "Runner",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,12 +38,20 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: jnp.dtype) -> int:
     return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * jnp.dtype(dtype).itemsize
 
 
-def fit_blocks(config: CacheConfig, model: ModelConfig, dtype: jnp.dtype, *, most_useful: int) -> KVSize:
+def fit_blocks(
+    config: CacheConfig,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    *,
+    most_useful: int,
+    others: Sequence[ModelConfig] = (),
+) -> KVSize:
     """Size the cache as asked, or by free memory; never more than the ``most_useful`` blocks all rows can fill.
 
-    Call it when the weights are on the device. Raises ConfigError if not even one block fits.
+    ``others`` are models whose KV lies under the same block ids. Call it when the weights are on the device. Raises
+    ConfigError if not even one block fits.
     """
-    per_block = block_bytes(model, config.block_size, dtype)
+    per_block = sum(block_bytes(each, config.block_size, dtype) for each in (model, *others))
     if config.num_gpu_blocks_override is not None:
         return KVSize(config.num_gpu_blocks_override, per_block, "--num-gpu-blocks-override")
     if config.kv_cache_memory_bytes is not None:

@@ -6,8 +6,9 @@ request, and all that lives on the device is in its ``DeviceState``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -20,15 +21,17 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.plan import BlockCopy, RowPlan, StepPlan
 from jaxserve.runner import programs
 from jaxserve.runner.batch import StepInput, make_step_input, order_rows
-from jaxserve.runner.buckets import Bucket, Buckets
+from jaxserve.runner.buckets import NO_BUCKET, Bucket, Buckets
+from jaxserve.runner.compaction import Compactor
 from jaxserve.runner.compiled import CompileCounter, Programs
+from jaxserve.runner.drafter import COPIES, Drafter
 from jaxserve.runner.handle import StepHandle
+from jaxserve.runner.programs import Newest
 from jaxserve.runner.state import DeviceState
 from jaxserve.sampling import RowState, history_counts, make_sampling_input
+from jaxserve.speculative import NoProposer, Proposer
 
 __all__ = ["Launch", "Runner", "RunnerShape"]
-
-_COPIES = 16  # block copies per call of the copy program
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,18 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A dispatched forward pass: the plan's rows in the step's order, and their hidden states on the device."""
+    """A dispatched forward pass: rows in the step's order, hidden states on the device, and what it ran with."""
 
     plan: StepPlan
-    ordered: list[RowPlan]
-    hidden: jax.Array | None
-    padded_tokens: int
+    ordered: list[RowPlan] = field(default_factory=list)
+    hidden: jax.Array | None = None
+    bucket: Bucket = NO_BUCKET
+    step: StepInput | None = None
+
+    @property
+    def padded_tokens(self) -> int:
+        """Size of its bucket, 0 for an empty plan."""
+        return self.bucket.tokens
 
 
 class Runner:
@@ -74,26 +83,52 @@ class Runner:
         params: the model's parameters, placed.
         config: the model.
         shape: the sizes to compile for.
+        proposer: guesses tokens ahead.
+        proposer_params: its parameters.
     """
 
-    def __init__(self, params: dict[str, Any], config: ModelConfig, shape: RunnerShape) -> None:
+    def __init__(
+        self,
+        params: dict[str, Any],
+        config: ModelConfig,
+        shape: RunnerShape,
+        proposer: Proposer | None = None,
+        proposer_params: Any = None,
+    ) -> None:
         self.config = config
         self.shape = shape
-        self.buckets = Buckets(shape.max_tokens, shape.max_rows)
+        proposer = proposer or NoProposer()
+        self.buckets = Buckets(shape.max_tokens, shape.max_rows, proposer.num_drafts)
         self.compiles = CompileCounter()
         self.params = params
         self._head = {name: params[name] for name in ("embed", "lm_head") if name in params}
         pool = (shape.num_blocks, shape.block_size, config.num_kv_heads, config.head_dim)
         self._state = DeviceState(
             kv=KVCache.zeros(config.num_layers, pool, shape.dtype),
-            rows=RowState.zeros(shape.max_rows, config.vocab_size),
+            rows=RowState.zeros(
+                shape.max_rows,
+                config.vocab_size,
+                history=shape.max_context if proposer.num_drafts else 0,
+                max_depth=proposer.max_depth,
+            ),
         )
         words = -(-config.vocab_size // 32)
         # On the device once, so that steps without constraints transfer no mask.
         self._no_mask = {
-            rows: jax.device_put(np.full((rows, words), 2**32 - 1, np.uint32)) for rows in self.buckets.rows
+            places: jax.device_put(np.full((places, words), 2**32 - 1, np.uint32)) for places in self.buckets.places
         }
-        self._hidden = jax.ShapeDtypeStruct((shape.max_rows, config.hidden_size), params["embed"].dtype)
+        self._hidden = jax.ShapeDtypeStruct((self.buckets.max_places, config.hidden_size), params["embed"].dtype)
+        pools = (shape.num_blocks, shape.block_size)
+        self._drafter = Drafter(
+            proposer, proposer_params, (self._state.rows, self._hidden), self.buckets, pools, shape.max_blocks
+        )
+        self._compactor = Compactor(
+            (self._state.kv, self._state.rows),
+            self.buckets,
+            shape.max_blocks,
+            backend=shape.backend,
+            is_tree=proposer.is_tree,
+        )
         self._forward = Programs(self._lower_forward)
         self._sample = Programs(self._lower_sample)
         self._rare = Programs(self._lower_rare)
@@ -103,77 +138,80 @@ class Runner:
         """Dispatch a plan's block copies and its forward pass. Nothing for an empty plan."""
         self._copy_blocks(plan.copies)
         if not plan:
-            return Launch(plan, [], None, 0)
-        ordered = order_rows(plan)
+            return Launch(plan)
+        ordered = order_rows(plan, self.buckets.queries)
         for row in ordered:
             if row.fresh:
                 self._load_row(row)
-        bucket = self.buckets.pick(
-            plan.num_tokens, len(ordered), has_prefill=any(row.num_tokens > 1 for row in ordered)
-        )
-        kv, hidden = self._forward[bucket](
-            self.params, self._state.kv, self._state.rows.last_token, self._step_input(ordered, bucket)
-        )
+        has_prefill = any(len(row.tokens) > 1 for row in ordered)
+        bucket = self.buckets.pick(plan.num_tokens, len(ordered), has_prefill=has_prefill)
+        step = self._step_input(ordered, bucket)
+        kv, hidden = self._forward[bucket](self.params, self._state.kv, self._newest(), step)
         self._state = replace(self._state, kv=kv)
-        return Launch(plan, ordered, hidden, bucket.tokens)
+        return Launch(plan, ordered, hidden, bucket, step)
 
     def sample(self, launch: Launch, mask: NDArray[np.uint32] | None) -> StepHandle:
-        """Dispatch sampling of a launch's rows.
+        """Dispatch sampling of a launch's rows, and proposing what may follow.
 
-        ``mask`` [len(plan.rows), ceil(V / 32)] holds the legal tokens of each row of the plan; None allows all.
+        ``mask`` [P, ceil(V / 32)] holds the legal tokens of each place (one of each row of the plan that samples, and
+        one of each of its drafts, in the order of the plan); None allows all.
         """
-        at = [i for i, row in enumerate(launch.ordered) if row.samples]
-        order = [launch.ordered[i] for i in at]
-        if not order:
-            return StepHandle(launch.plan, order, None)
-        size = self.buckets.pick_rows(len(order))
-        index = np.zeros(size, np.int32)
-        index[: len(at)] = at
-        bits, masked = self._mask(launch.plan, order, mask, size)
-        rows, sampled = self._sample[size](
-            self._head,
-            self._state.rows,
-            launch.hidden,
-            index,
-            make_sampling_input(order, size, self.shape.max_rows),
-            bits,
-            masked,
-        )
-        self._state = replace(self._state, rows=rows)
-        return StepHandle(launch.plan, order, sampled)
+        plan, padded_tokens = launch.plan, launch.padded_tokens
+        order = [row for row in launch.ordered if row.samples]
+        sampled = reached = None
+        if order:
+            size = self.buckets.pick_places(sum(1 + row.num_drafts for row in order))
+            bits, masked = self._mask(plan, order, mask, size)
+            sampling = make_sampling_input(order, size, self.shape.max_rows)
+            rows, sampled, reached = self._sample[size](
+                self._head, self._state.rows, self._drafter.drafts, launch.hidden, sampling, bits, masked
+            )
+            self._state = DeviceState(kv=self._compactor.compact(self._state.kv, rows, order), rows=rows)
+        if not plan.proposes:
+            self._drafter.skip(launch.ordered)
+            return StepHandle(plan, padded_tokens, order, sampled, reached)
+        drafts = self._drafter.propose(launch.ordered, launch.bucket, launch.step, self._state.rows, launch.hidden)
+        return StepHandle(plan, padded_tokens, order, sampled, reached, drafts)
 
     def wait(self) -> None:
         """Wait until the device has done all that was dispatched."""
-        jax.block_until_ready((self.params, self._state))
+        jax.block_until_ready((self.params, self._state, self._drafter.state))
 
     def close(self) -> None:
         """Free what the runner holds on the device. It is of no use afterwards."""
         self.wait()
         self.compiles.close()
-        for leaf in jax.tree.leaves((self._state, self._no_mask, self.params)):
+        for leaf in jax.tree.leaves((self._state, self._no_mask, self.params, self._drafter.arrays())):
             leaf.delete()
 
     # ------------------------------------------------------------------ warm-up
     def programs(self) -> list[tuple[Programs, Any]]:
         """Every program that serving may call, as (programs, key), the smallest first."""
         forward = [(self._forward, bucket) for bucket in self.buckets.forward()]
-        sample = [(self._sample, rows) for rows in self.buckets.rows]
-        return [*forward, *sample, (self._rare, "copy"), (self._rare, "load")]
+        sample = [(self._sample, places) for places in self.buckets.places]
+        rare: list[tuple[Programs, Any]] = [(self._rare, "copy"), (self._rare, "load")]
+        return [*forward, *sample, *rare, *self._compactor.programs(), *self._drafter.programs()]
 
     # ------------------------------------------------------------------ parts
     def _step_input(self, ordered: list[RowPlan], bucket: Bucket) -> StepInput:
-        return make_step_input(ordered, bucket, max_blocks=self.shape.max_blocks, dummy_row=self.shape.max_rows)
+        return make_step_input(ordered, bucket, max_blocks=self.shape.max_blocks, buckets=self.buckets)
+
+    def _newest(self) -> Newest:
+        rows = self._state.rows
+        return Newest(rows.last_token, rows.length, self._drafter.drafts)
 
     def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         # No target is the source of a later copy (see blocks.manager), so batches may follow each other.
-        for first in range(0, len(copies), _COPIES):
-            batch = copies[first : first + _COPIES]
-            source, target = np.zeros(_COPIES, np.int32), np.zeros(_COPIES, np.int32)
+        for first in range(0, len(copies), COPIES):
+            batch = copies[first : first + COPIES]
+            source, target = np.zeros(COPIES, np.int32), np.zeros(COPIES, np.int32)
             source[: len(batch)] = [copy.source for copy in batch]
             target[: len(batch)] = [copy.target for copy in batch]
             self._state = replace(self._state, kv=self._rare["copy"](self._state.kv, source, target))
+            self._drafter.copy(source, target)
 
     def _load_row(self, row: RowPlan) -> None:
+        self._state = replace(self._state, rows=self._drafter.start(row, self._state.rows))
         if not (row.params.penalised or row.params.logit_bias):
             return
         bias = np.zeros(self.config.vocab_size, np.float32)
@@ -188,9 +226,14 @@ class Runner:
     ) -> tuple[Any, np.bool_]:
         if mask is None:
             return self._no_mask[size], np.bool_(False)
-        index = {row.request_id: i for i, row in enumerate(plan.rows)}
+        places = (1 + row.num_drafts if row.samples else 0 for row in plan.rows)
+        ends = dict(zip((row.request_id for row in plan.rows), accumulate(places), strict=True))
         bits = np.full((size, mask.shape[1]), 2**32 - 1, np.uint32)
-        bits[: len(order)] = mask[[index[row.request_id] for row in order]]
+        first = 0
+        for row in order:
+            end, count = ends[row.request_id], 1 + row.num_drafts
+            bits[first : first + count] = mask[end - count : end]
+            first += count
         return bits, np.bool_(True)
 
     # ------------------------------------------------------------------ lowering
@@ -198,27 +241,27 @@ class Runner:
         function = partial(
             programs.forward,
             config=self.config,
-            has_prefill=bucket.has_prefill,
-            max_rows=self.shape.max_rows,
+            bucket=bucket,
+            max_places=self.buckets.max_places,
             backend=self.shape.backend,
         )
         step = self._step_input([], bucket)
-        return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._state.rows.last_token, step)
+        return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._newest(), step)
 
-    def _lower_sample(self, rows: int) -> jax.stages.Lowered:
+    def _lower_sample(self, places: int) -> jax.stages.Lowered:
         return jax.jit(programs.sample, donate_argnums=1).lower(
             self._head,
             self._state.rows,
+            self._drafter.drafts,
             self._hidden,
-            np.zeros(rows, np.int32),
-            make_sampling_input([], rows, self.shape.max_rows),
-            self._no_mask[rows],
+            make_sampling_input([], places, self.shape.max_rows),
+            self._no_mask[places],
             np.bool_(False),
         )
 
     def _lower_rare(self, name: str) -> jax.stages.Lowered:
         if name == "copy":
-            pairs = np.zeros(_COPIES, np.int32)
+            pairs = np.zeros(COPIES, np.int32)
             return jax.jit(programs.copy_blocks, donate_argnums=0).lower(self._state.kv, pairs, pairs)
         vocab = self.config.vocab_size
         return jax.jit(programs.load_row, donate_argnums=0).lower(

@@ -12,7 +12,12 @@ __all__ = ["DeviceState"]
 
 @struct.dataclass
 class DeviceState:
-    """Donated from step to step: the KV pools, written by ``forward``, and the rows, written by ``sample``."""
+    """Donated from step to step.
+
+    Attributes:
+        kv: the KV pools, written by ``forward``.
+        rows: what is remembered of each row, written by ``sample``.
+    """
 
     kv: KVCache
     rows: RowState

@@ -1,7 +1,7 @@
 """From logits to tokens, on the device: a pure pipeline over arrays of parameters."""
 
-from jaxserve.sampling.arrays import RowState, SamplingInput, history_counts, make_sampling_input
-from jaxserve.sampling.sampler import Sampled, sample
+from jaxserve.sampling.arrays import RowState, SamplingInput, history_counts, make_sampling_input, split_seeds
+from jaxserve.sampling.sampler import Sampled, rank_plainly, sample, sample_plainly
 
 __all__ = [
     "RowState",
@@ -9,5 +9,8 @@ __all__ = [
     "SamplingInput",
     "history_counts",
     "make_sampling_input",
+    "rank_plainly",
     "sample",
+    "sample_plainly",
+    "split_seeds",
 ]

@@ -18,7 +18,7 @@ __all__ = ["keep_likely"]
 
 
 def keep_likely(logits: jax.Array, params: SamplingInput) -> jax.Array:
-    """Set to -inf the logits [R, V] (already divided by the temperature) that top-k, top-p or min-p drop.
+    """Set to -inf the logits [P, V] (already divided by the temperature) that top-k, top-p or min-p drop.
 
     In vLLM's order: min-p against the likeliest token, top-k, then top-p over what is left.
     """
@@ -38,19 +38,19 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _kth_largest(keys: jax.Array, k: jax.Array) -> jax.Array:
-    """Largest threshold [R, 1] that at least k [R] keys [R, V] reach (0, which all reach, where there are fewer)."""
+    """Largest threshold [P, 1] that at least k [P] keys [P, V] reach (0, which all reach, where there are fewer)."""
     return _search(keys.shape[0], lambda edge: (keys >= edge).sum(-1) >= k)
 
 
 def _nucleus_edge(probs: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Largest threshold [R, 1] above which probs [R, V] still add up to top_p [R]; 0 where top_p is off."""
+    """Largest threshold [P, 1] above which probs [P, V] still add up to top_p [P]; 0 where top_p is off."""
     keys = _ordered(probs)
     edge = _search(probs.shape[0], lambda edge: jnp.where(keys >= edge, probs, 0.0).sum(-1) >= top_p)
     return jnp.where(top_p[:, None] >= 1.0, jnp.uint32(0), edge)
 
 
 def _search(rows: int, holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Largest uint32 [R, 1] for which ``holds`` [R], a predicate that only turns from true to false, is true."""
+    """Largest uint32 [P, 1] for which ``holds`` [P], a predicate that only turns from true to false, is true."""
 
     def body(i: jax.Array, edge: jax.Array) -> jax.Array:
         candidate = edge | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))

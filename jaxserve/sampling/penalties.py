@@ -11,7 +11,7 @@ __all__ = ["penalise"]
 
 
 def penalise(logits: jax.Array, counts: jax.Array, params: SamplingInput) -> jax.Array:
-    """Apply the three penalties to logits [R, V], given counts [R, V] (see ``RowState.counts``).
+    """Apply the three penalties to logits [P, V], given counts [P, V] (see ``RowState.counts``).
 
     Repetition (Keskar et al. 2019, arXiv:1909.05858): tokens of prompt or output, positive logits divided, negative
     ones multiplied, once however often they stand there. Frequency and presence (OpenAI): outputs only, subtracted per

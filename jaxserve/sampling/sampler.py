@@ -1,26 +1,25 @@
-"""Logits to tokens, for all rows of a step at once.
+"""Logits to tokens, for all places of a step at once.
 
 Order: penalties, bias, mask of legal tokens; temperature, min-p, top-k, top-p; then the Gumbel-max trick: the sample
 is the argmax of logits plus noise. Noise is a function of (seed, position) only, so that a request's tokens depend
-neither on the batch nor on when it was preempted. Parts that no row of the step asks for are skipped at run time, in
+neither on the batch nor on when it was preempted. Parts that no place of the step asks for are skipped at run time, in
 the one program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.sampling.arrays import IN_PROMPT, RowState, SamplingInput
+from jaxserve.sampling.arrays import RowState, SamplingInput
 from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling_params import MAX_LOGPROBS
 
-__all__ = ["Sampled", "noise", "sample"]
+__all__ = ["Sampled", "noise", "rank_plainly", "sample", "sample_plainly"]
 
 _GROUP = 64  # tokens
 
@@ -33,10 +32,10 @@ class Sampled:
     """What a step sampled.
 
     Attributes:
-        tokens: [R] int32.
-        logprobs: [R] float32, log probability of each in the raw logits (0 where nobody asked).
-        ranks: [R] int32, 1 for the likeliest token.
-        top_ids, top_logprobs: [R, MAX_LOGPROBS] the likeliest tokens, best first.
+        tokens: [P] int32.
+        logprobs: [P] float32, log probability of each in the raw logits (0 where nobody asked).
+        ranks: [P] int32, 1 for the likeliest token.
+        top_ids, top_logprobs: [P, MAX_LOGPROBS] the likeliest tokens, best first.
     """
 
     tokens: jax.Array
@@ -47,36 +46,51 @@ class Sampled:
 
 
 def sample(
-    logits: jax.Array, state: RowState, params: SamplingInput, mask: jax.Array, masked: jax.Array
-) -> tuple[Sampled, RowState]:
-    """Sample one token per row of logits [R, V].
+    logits: jax.Array,
+    state: RowState,
+    params: SamplingInput,
+    mask: jax.Array,
+    masked: jax.Array,
+    *,
+    positions: jax.Array,
+    context: jax.Array,
+) -> Sampled:
+    """Sample one token per place.
 
     Args:
-        logits: [R, V] float32, raw.
+        logits: [P, V] float32, raw.
         state: the device's rows; ``params.rows`` says which are meant.
-        params: [R] arrays.
-        mask: [R, ceil(V / 32)] uint32, bit t % 32 of word t // 32 says whether token t is legal.
+        params: [P] arrays.
+        mask: [P, ceil(V / 32)] uint32, bit t % 32 of word t // 32 says whether token t is legal.
         masked: [] bool, whether the mask says anything.
+        positions: [P] int32, positions of the tokens to sample.
+        context: [P, K] int32, drafts that stand between the row's newest token and each place; -1 for none.
     """
-    penalised = ((params.presence != 0) | (params.frequency != 0) | (params.repetition != 1)).any()
+    penalised = params.penalised.any()
     greedy = ~(penalised | params.biased.any() | masked | (params.temperature > 0).any())
 
     def choose(logits: jax.Array) -> jax.Array:
-        changed = _when(penalised, lambda x: penalise(x, state.counts[params.rows], params), logits)
+        changed = _when(penalised, lambda x: penalise(x, _counts(state, params, context), params), logits)
         changed = _when(
             params.biased.any(), lambda x: x + jnp.where(params.biased[:, None], state.bias[params.rows], 0.0), changed
         )
         changed = _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
-        return jax.lax.cond((params.temperature > 0).any(), lambda x: _noisy_argmax(x, params), _argmax, changed)
+        return jax.lax.cond(
+            (params.temperature > 0).any(), lambda x: _noisy_argmax(x, params, positions), _argmax, changed
+        )
 
     # Around all the others: a condition that changes nothing still copies the logits.
     tokens = jax.lax.cond(greedy, _argmax, choose, logits)
-    state = replace(
-        state,
-        last_token=state.last_token.at[params.rows].set(tokens),
-        counts=_count(state.counts, params.rows, tokens, penalised),
-    )
-    return _with_logprobs(logits, tokens, params), state
+    return _with_logprobs(logits, tokens, params)
+
+
+def _counts(state: RowState, params: SamplingInput, context: jax.Array) -> jax.Array:
+    """Counts [P, V] of the tokens before each place."""
+    counts = state.counts[params.rows]
+    places = jnp.arange(context.shape[0])
+    for drafts in context.T:
+        counts = counts.at[places, jnp.where(drafts < 0, counts.shape[1], drafts)].add(1, mode="drop")
+    return counts
 
 
 def _when(wanted: jax.Array, change: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -84,7 +98,7 @@ def _when(wanted: jax.Array, change: Callable[[jax.Array], jax.Array], x: jax.Ar
 
 
 def _argmax(logits: jax.Array) -> jax.Array:
-    """argmax of [R, V] -> [R] int32, the first of equal ones.
+    """argmax of [P, V] -> [P] int32, the first of equal ones.
 
     Of groups first, then within the best: XLA turns a maximum, but no argmax, into vector instructions on the CPU (64
     rows of 49,152: 7.5 -> 1.7 ms).
@@ -98,17 +112,48 @@ def _argmax(logits: jax.Array) -> jax.Array:
     return (best * _GROUP + within).astype(jnp.int32)
 
 
-def _noisy_argmax(logits: jax.Array, params: SamplingInput) -> jax.Array:
+def sample_plainly(logits: jax.Array, temperature: jax.Array, seeds: jax.Array, positions: jax.Array) -> jax.Array:
+    """Sample from logits [P, V] by temperature [P] alone, with the noise that ``sample`` would take: tokens [P]."""
+    return rank_plainly(logits, temperature, seeds, positions)[:, 0]
+
+
+def rank_plainly(
+    logits: jax.Array,
+    temperature: jax.Array,
+    seeds: jax.Array,
+    positions: jax.Array,
+    count: int = 1,
+    part: tuple[jax.Array, int] | None = None,
+) -> jax.Array:
+    """The tokens [P, count] that ``sample_plainly`` would sample, if those before could not be.
+
+    ``part`` are the tokens [W] that logits [P, W] stand for, and V, where they are not all.
+    """
+
+    def best(x: jax.Array) -> jax.Array:
+        return _argmax(x)[:, None] if count == 1 else jax.lax.top_k(x, count)[1].astype(jnp.int32)
+
+    def noisy(x: jax.Array) -> jax.Array:
+        gumbel = noise(seeds, positions, x.shape[1]) if part is None else noise(seeds, positions, part[1])[:, part[0]]
+        return best(jnp.where(temperature[:, None] > 0, _scaled(x, temperature) + gumbel, x))
+
+    ranked = jax.lax.cond((temperature > 0).any(), noisy, best, logits)
+    return ranked if part is None else part[0][ranked]
+
+
+def _scaled(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    return logits / jnp.where(temperature > 0, jnp.maximum(temperature, _COLDEST), 1.0)[:, None]
+
+
+def _noisy_argmax(logits: jax.Array, params: SamplingInput, positions: jax.Array) -> jax.Array:
     filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
-    warmth = jnp.maximum(params.temperature, _COLDEST)
-    scaled = logits / jnp.where(params.temperature > 0, warmth, 1.0)[:, None]
-    scaled = _when(filtering.any(), lambda x: keep_likely(x, params), scaled)
-    noisy = scaled + noise(params.seeds, params.positions, logits.shape[1])
+    scaled = _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature))
+    noisy = scaled + noise(params.seeds, positions, logits.shape[1])
     return jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
 
 
 def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
-    """Gumbel noise [R, V] from seeds [R, 2] and positions [R] alone."""
+    """Gumbel noise [P, V] from seeds [P, 2] and positions [P] alone."""
 
     def row(seed: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
@@ -117,19 +162,13 @@ def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
     return jax.vmap(row)(seeds, positions)
 
 
-def _count(counts: jax.Array, rows: jax.Array, tokens: jax.Array, wanted: jax.Array) -> jax.Array:
-    """Adds nothing, in place, where it is not wanted: a condition would copy the counts of the whole vocabulary."""
-    full = counts[rows, tokens] & (IN_PROMPT - 1) == IN_PROMPT - 1
-    return counts.at[rows, tokens].add(jnp.where(full | ~wanted, 0, 1).astype(jnp.int16))
-
-
 def _unpack(mask: jax.Array, vocab_size: int) -> jax.Array:
     bits = (mask[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     return bits.reshape(mask.shape[0], -1)[:, :vocab_size] == 1
 
 
 def _with_logprobs(logits: jax.Array, tokens: jax.Array, params: SamplingInput) -> Sampled:
-    """Log probabilities in the raw logits [R, V], if some row wants them."""
+    """Log probabilities in the raw logits [P, V], if some place wants them."""
     num_rows, vocab_size = logits.shape
     top = min(MAX_LOGPROBS, vocab_size)
 

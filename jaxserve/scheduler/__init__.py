@@ -2,13 +2,28 @@
 
 ``scheduler`` plans steps and books their results, ``step`` writes one plan down, ``queue`` holds requests in the order
 of service, ``admission`` says what lets a waiting request start, ``preemption`` picks who gives way for memory, and
-``ends`` knows what can be served and which token is the last.
+``ends`` knows what can be served and which token is the last, and
+``speculation`` and ``adaptive`` how many drafts are verified.
 """
 
 from __future__ import annotations
 
+from jaxserve.scheduler.adaptive import AdaptiveSpeculation
 from jaxserve.scheduler.admission import AdmissionRule, Patience, StaticBatching
 from jaxserve.scheduler.queue import RequestQueue, fcfs, priority
 from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.scheduler.speculation import FixedSpeculation, NoSpeculation, Speculation
 
-__all__ = ["AdmissionRule", "Patience", "RequestQueue", "Scheduler", "StaticBatching", "fcfs", "priority"]
+__all__ = [
+    "AdaptiveSpeculation",
+    "AdmissionRule",
+    "FixedSpeculation",
+    "NoSpeculation",
+    "Patience",
+    "RequestQueue",
+    "Scheduler",
+    "Speculation",
+    "StaticBatching",
+    "fcfs",
+    "priority",
+]

@@ -17,11 +17,11 @@ from jaxserve.blocks import BlockManager
 from jaxserve.request import Request
 from jaxserve.scheduler.queue import Rank, RankOf
 
-__all__ = ["choose_victim", "ends_in_flight", "recompute_cost"]
+__all__ = ["choose_victim", "may_end_in_flight", "recompute_cost"]
 
 
-def ends_in_flight(request: Request) -> bool:
-    """Whether a token that is already being sampled certainly ends the request by its length."""
+def may_end_in_flight(request: Request) -> bool:
+    """Whether tokens that are being sampled end the request by its length, if all their drafts are right."""
     return request.target >= request.max_total
 
 

@@ -5,13 +5,14 @@ towards it under one token budget, for running requests first, then for waiting 
 prefixes, forks, resumed requests and plain decoding are all that one rule.
 
 A plan may be made while one step is in flight. Its sampled tokens count as ``pending``: they exist, but only the device
-knows them yet. ``update`` settles them afterwards.
+knows them yet. ``update`` settles them afterwards. Drafts count as if all of them were right, or in a tree as many as a
+path can have; ``update`` takes back what the rejected ones had counted for.
 
-Why a plan always moves something on. Take the first running request by rank whose end is not already in flight.
+Why a plan always moves something on. Take the first running request by rank whose end may not be in flight already.
 Nothing is scheduled before it, so everybody after it may be preempted for it but those that can finish within their own
-blocks (these are scheduled after it, as the budget is untouched) and those that end in flight (the next ``update``
-frees theirs). If there are none of either, the request gets all blocks, and ``add`` has made sure that it fits into
-these. If nothing runs, the first waiting request finds all blocks free.
+blocks (these are scheduled after it, as the budget is untouched) and those that may end in flight (the next ``update``
+ends them or shows that they have not). If there are none of either, the request gets all blocks, and ``add`` has made
+sure that it fits into these; drafts never preempt. If nothing runs, the first waiting request finds all blocks free.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from jaxserve.blocks import BlockManager, Prefix
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import RequestError
 from jaxserve.outputs import TokenEvent
-from jaxserve.plan import StepPlan, StepResult, TokenLogprobs
+from jaxserve.plan import NO_DRAFTS, StepPlan, StepResult, TokenLogprobs
 from jaxserve.request import FinishReason, Request
 from jaxserve.scheduler.admission import AdmissionRule, Patience, StaticBatching
 from jaxserve.scheduler.ends import append_tokens, check_servable, event_of
-from jaxserve.scheduler.preemption import choose_victim, ends_in_flight
+from jaxserve.scheduler.preemption import choose_victim, may_end_in_flight
 from jaxserve.scheduler.queue import RequestQueue, fcfs, priority
+from jaxserve.scheduler.speculation import NoSpeculation, Speculation
 from jaxserve.scheduler.step import StepBuilder
 
 __all__ = ["Scheduler"]
@@ -53,6 +55,7 @@ class Scheduler:
         max_num_batched_tokens: most tokens computed in one step.
         max_num_seqs: most requests that run at once; rows 0 .. max_num_seqs - 1 are theirs.
         admission: rules that a request must pass to start.
+        speculation: how many drafts are verified.
         patience: how long a request that cannot start lets others overtake it.
     """
 
@@ -64,6 +67,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         admission: Sequence[AdmissionRule] = (),
+        speculation: Speculation | None = None,
         patience: Patience | None = None,
     ) -> None:
         self.blocks = blocks
@@ -72,6 +76,7 @@ class Scheduler:
         self._long_threshold = config.long_prefill_token_threshold
         self._admission = (*(rule() for rule in _BATCHING[config.batching]), *admission)
         self._patience = patience or Patience()
+        self.speculation = speculation or NoSpeculation()
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(_RANKS[config.scheduling_policy])
         self._running = RequestQueue(_RANKS[config.scheduling_policy])
@@ -136,7 +141,7 @@ class Scheduler:
         # Where somebody was just preempted for memory, whoever came in now would make it worse.
         if not step.preempted:
             self._plan_waiting(step)
-        plan = step.build()
+        plan = step.build(proposes=self.speculation.proposes)
         if plan:
             self.steps_total += 1
             self._in_flight.append((plan, step.requests))
@@ -145,12 +150,18 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: append its tokens, end requests that are done, and publish blocks that are full now."""
         events = []
-        rows = zip(plan.rows, self._take_in_flight(plan), result.tokens, result.logprobs, strict=True)
-        for row, request, tokens, logprobs in rows:
+        proposed = result.drafts or (NO_DRAFTS,) * len(plan.rows)
+        rows = zip(plan.rows, self._take_in_flight(plan), result.tokens, result.logprobs, proposed, strict=True)
+        for row, request, tokens, logprobs, drafts in rows:
             if not row.samples:
                 continue
-            request.pending -= 1
+            most_right = min(row.num_drafts, self.speculation.max_depth)
+            request.pending -= 1 + most_right
             if request.finish is None:
+                self.speculation.note(request, row.num_drafts, tokens, drafts)
+                if request.row >= 0:  # one that was preempted meanwhile has computed nothing
+                    request.computed -= most_right - (len(tokens) - 1)
+                    request.drafts = drafts
                 events.append(self._settle(request, tokens, logprobs))
         return events
 
@@ -159,17 +170,43 @@ class Scheduler:
     def _plan_running(self, step: StepBuilder) -> None:
         running = tuple(self._running)
         limit = self._chunk_limit()
+        wanted = self._want_drafts(running)
         for index, request in enumerate(running):
             if step.budget == 0:
                 break
-            if request.row < 0 or ends_in_flight(request):  # it has just been preempted, or needs nothing more
+            if request.row < 0 or may_end_in_flight(request):  # it has just been preempted, or needs nothing more
                 continue
             # A long prompt leaves one token to each request behind it: prefill does not stall decoding.
             share = max(1, step.budget - (len(running) - 1 - index))
             num_tokens = min(request.target - request.computed, share, limit)
-            if self._make_room(request, request.computed + num_tokens, step):
-                step.add(request, num_tokens, fresh=False)
+            num_drafts = self._fit_drafts(request, min(wanted.get(request.id, 0), share - num_tokens))
+            if self._make_room(request, request.computed + num_tokens + num_drafts, step):
+                self._look_ahead(request, num_tokens + num_drafts)
+                most_right = min(num_drafts, self.speculation.max_depth)
+                step.add(request, num_tokens, num_drafts=num_drafts, most_right=most_right, fresh=False)
                 self.blocks.publish(request)
+
+    def _want_drafts(self, running: Sequence[Request]) -> Mapping[str, int]:
+        """How many drafts are to be verified, by request: of those whose newest token is all that is to be computed."""
+        decodes = [request for request in running if request.target - request.computed == 1]
+        in_the_making = bool(self._in_flight and self._in_flight[-1][0].proposes)
+        able = [r for r in decodes if (in_the_making if r.pending else r.drafts.tokens)]
+        return self.speculation.choose(able, len(decodes) - len(able))
+
+    def _fit_drafts(self, request: Request, wanted: int) -> int:
+        """How many of the wanted drafts the request's length and the free blocks allow: nobody gives way to a draft.
+
+        Each has a place in KV memory, so a tree may not have more than there can be tokens, however flat it is.
+        """
+        count = min(wanted, request.max_total - 1 - request.target)
+        while count > 0 and self.blocks.missing(request, request.target + count) > self.blocks.num_free:
+            count -= 1
+        return max(count, 0)
+
+    def _look_ahead(self, request: Request, num_tokens: int) -> None:
+        """Room for drafts of what follows its next tokens, if there is some: a request can do without."""
+        ahead = self.speculation.lookahead if self.speculation.proposes else 0
+        self.blocks.grow(request, min(request.computed + num_tokens + ahead, request.max_total - 1))
 
     def _make_room(self, request: Request, num_tokens: int, step: StepBuilder) -> bool:
         """Grow the request's table, preempting others that are not in this step; False if it must wait."""
@@ -177,7 +214,7 @@ class Scheduler:
             candidates = (
                 other
                 for other in self._running
-                if other is not request and other not in step and not ends_in_flight(other)
+                if other is not request and other not in step and not may_end_in_flight(other)
             )
             num_needed = self.blocks.missing(request, num_tokens) - self.blocks.num_free
             victim = choose_victim(candidates, num_needed, self.blocks, self._running.rank)
@@ -252,6 +289,7 @@ class Scheduler:
         request.row = self._free_rows.pop()
         for rule in self._admission:
             rule.note_admitted(request)
+        self._look_ahead(request, num_tokens)
         step.add(request, num_tokens, fresh=True)
         self.blocks.publish(request)
 
@@ -292,6 +330,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         request.finish = reason
+        self.speculation.forget(request)
         if request.row >= 0:
             self._leave(request)
         else:  # preempted while its last token was in flight, or never started
@@ -303,5 +342,6 @@ class Scheduler:
         self.blocks.release(request)
         self._free_rows.append(request.row)
         request.row = -1
+        request.drafts = NO_DRAFTS
         for rule in self._admission:
             rule.note_released(request)

@@ -36,8 +36,11 @@ class StepBuilder:
         """
         return self._starts.get(request.id, request.computed)
 
-    def add(self, request: Request, num_tokens: int, *, fresh: bool) -> None:
-        """Compute the request's next ``num_tokens`` tokens in this step, and advance it as if that were done."""
+    def add(self, request: Request, num_tokens: int, *, num_drafts: int = 0, most_right: int = 0, fresh: bool) -> None:
+        """Compute the request's next ``num_tokens`` tokens and drafts that follow them in this step.
+
+        It is advanced as if that were done, and as many drafts were right as can be, ``most_right``.
+        """
         start = request.computed
         stop = start + num_tokens
         samples = stop == request.target
@@ -49,9 +52,9 @@ class StepBuilder:
                 request_id=request.id,
                 row=request.row,
                 start=start,
-                num_tokens=num_tokens,
+                num_tokens=num_tokens + num_drafts,
                 tokens=tuple(tokens),
-                num_drafts=0,
+                num_drafts=num_drafts,
                 samples=samples,
                 fresh=fresh,
                 history=tuple(request.tokens(0, request.known)) if fresh else (),
@@ -63,10 +66,10 @@ class StepBuilder:
         )
         self.requests.append(request)
         self._starts[request.id] = 0 if fresh else start
-        self.budget -= num_tokens
-        request.computed = stop
-        request.pending += samples
+        self.budget -= num_tokens + num_drafts
+        request.computed = stop + most_right
+        request.pending += samples + most_right
 
-    def build(self) -> StepPlan:
-        """The finished plan."""
-        return StepPlan(tuple(self._rows), tuple(self.copies), tuple(self.preempted))
+    def build(self, *, proposes: bool) -> StepPlan:
+        """The finished plan; ``proposes`` says whether the step makes drafts."""
+        return StepPlan(tuple(self._rows), tuple(self.copies), tuple(self.preempted), proposes)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.plan import Drafts
 from jaxserve.structured.protocol import Constraint
 
 __all__ = ["all_tokens", "num_words", "pack", "step_mask"]
@@ -40,16 +41,30 @@ def all_tokens(vocab_size: int) -> NDArray[np.uint32]:
     return words
 
 
-def step_mask(constraints: Sequence[Constraint | None], vocab_size: int) -> NDArray[np.uint32] | None:
-    """Legal tokens [R, ceil(V / 32)] of a step whose rows have these constraints, or None if no row has one.
+def step_mask(rows: Sequence[tuple[Constraint | None, int, Drafts]], vocab_size: int) -> NDArray[np.uint32] | None:
+    """Legal tokens [P, ceil(V / 32)] at each place of a step, or None if no row has a constraint.
 
-    ``None`` in ``constraints`` is a row that may sample anything, or that does not sample. The array is new each time:
-    the step that gets it may still be running when the next one is made.
+    ``rows`` are those that sample: the constraint (None if anything may be sampled), the number of drafts that are
+    verified, and the drafts themselves, which may be fewer. A row has a place after its newest token, and one after
+    each draft. What comes after an illegal draft is of no matter, since that draft is rejected. The array is new each
+    time: the step that gets it may still be running when the next one is made.
     """
-    if all(constraint is None for constraint in constraints):
+    if all(constraint is None for constraint, _, _ in rows):
         return None
-    bits = np.tile(all_tokens(vocab_size), (len(constraints), 1))
-    for row, constraint in zip(bits, constraints, strict=True):
+    bits = np.tile(all_tokens(vocab_size), (sum(1 + num_drafts for _, num_drafts, _ in rows), 1))
+    first = 0
+    for constraint, num_drafts, drafts in rows:
         if constraint is not None:
-            constraint.mask(row)
+            _mask_tree(constraint, drafts, 0, bits[first : first + 1 + num_drafts])
+        first += 1 + num_drafts
     return bits
+
+
+def _mask_tree(constraint: Constraint, drafts: Drafts, node: int, bits: NDArray[np.uint32]) -> None:
+    """Mask the place after ``node``, at which the constraint stands, and all places below it; bits are [nodes, W]."""
+    constraint.mask(bits[node])
+    for child, (token, parent) in enumerate(zip(drafts.tokens, drafts.parents, strict=True), start=1):
+        if parent == node and child < len(bits) and bits[node, token // 32] >> np.uint32(token % 32) & 1:
+            constraint.advance((token,))
+            _mask_tree(constraint, drafts, child, bits)
+            constraint.rollback(1)

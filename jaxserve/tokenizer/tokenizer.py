@@ -55,6 +55,16 @@ class Tokenizer:
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.longest_token: int = max(map(len, vocabulary), default=0)
 
+    def token(self, token_id: int) -> str | None:
+        """The token of an id as the vocabulary spells it, None if there is none."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The first id that stands for another token in ``other``, None if the vocabularies are the same."""
+        own, others = (t._backend.get_vocab(with_added_tokens=True) for t in (self, other))
+        return min((own.get(token, others.get(token)) for token, _ in own.items() ^ others.items()), default=None)
+
     @property
     def chat_template(self) -> str | None:
         """The chat template (the default one of several), None if the model has none."""

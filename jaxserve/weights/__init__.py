@@ -7,17 +7,23 @@ from jaxserve.weights.dummy import init_random
 from jaxserve.weights.gguf import GGUFFile
 from jaxserve.weights.hub import ModelFiles, resolve
 from jaxserve.weights.load import OpenedModel, open_model
+from jaxserve.weights.medusa import MedusaHeads, default_drafts, is_medusa, open_medusa, save_medusa
 from jaxserve.weights.safetensors import SafetensorsReader
 
 __all__ = [
     "GGUFFile",
+    "MedusaHeads",
     "ModelFiles",
     "OpenedModel",
     "Params",
     "Place",
     "SafetensorsReader",
+    "default_drafts",
     "init_random",
+    "is_medusa",
     "load_params",
+    "open_medusa",
     "open_model",
     "resolve",
+    "save_medusa",
 ]

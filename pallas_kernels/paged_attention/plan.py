@@ -43,7 +43,10 @@ class AttentionPlan:
         num_decode: [] int32, rows 0 .. num_decode - 1 have at most ``decode_queries`` query tokens each.
         tree: [R, Q, ceil(Q / 32)] uint32 or None, which of its row's query tokens each query token of a decode row
             sees: bit j % 32 of word j // 32 of query i stands for query j, whose slot is kv_len - n + j in a row of n
-            query tokens. What lies before the row's query tokens is always seen. None: query i sees queries 0 .. i.
+            query tokens. It sees itself and none that come later. What lies before the row's query tokens is always
+            seen. None: query i sees queries 0 .. i.
+        depth: [R, Q] int32 or None, how many queries each query of a tree sees besides itself: it stands at position
+            kv_len - n + depth of its sequence, and that is what windows count from.
         item_row: [W] int32, row of each prefill item.
         item_start: [W] int32, its first query token, counted within the row.
         num_items: [] int32, how many prefill items there are.
@@ -61,6 +64,7 @@ class AttentionPlan:
     block_tables: jax.Array
     num_decode: jax.Array
     tree: jax.Array | None
+    depth: jax.Array | None
     item_row: jax.Array
     item_start: jax.Array
     num_items: jax.Array
@@ -104,6 +108,7 @@ def make_plan(
         block_tables=block_tables,
         num_decode=num_decode,
         tree=tree,
+        depth=None if tree is None else jax.lax.population_count(tree).sum(-1).astype(jnp.int32) - 1,
         item_row=item_row,
         item_start=item_index * PREFILL_TILE,
         num_items=num_items,

@@ -24,6 +24,10 @@ _GROUP = 8  # decode rows per outer step
 _MASKED = -1e30
 
 
+_Tree = tuple[jax.Array, jax.Array]
+"""Rows of ``AttentionPlan.tree`` and ``AttentionPlan.depth``: [g, w, ceil(w / 32)] and [g, w]."""
+
+
 class _Pool(NamedTuple):
     """What the inner loop reads, and how."""
 
@@ -62,7 +66,8 @@ def _decode(q: jax.Array, out: jax.Array, pool: _Pool, plan: AttentionPlan) -> j
         rows = i * group + jnp.arange(group)
         # Rows past the last decode row (prefill rows, padding) do nothing here.
         last = jnp.where(rows < plan.num_decode, plan.query_start[rows + 1], plan.query_start[rows])
-        return _tile(q, out, pool, plan, rows, plan.query_start[rows], last, plan.decode_queries, plan.tree)
+        tree = None if plan.tree is None or plan.depth is None else (plan.tree[rows], plan.depth[rows])
+        return _tile(q, out, pool, plan, rows, plan.query_start[rows], last, plan.decode_queries, tree)
 
     return jax.lax.fori_loop(0, -(-plan.num_decode // group), body, out)
 
@@ -85,7 +90,7 @@ def _tile(
     first: jax.Array,
     last: jax.Array,
     width: int,
-    tree: jax.Array | None = None,
+    tree: _Tree | None = None,
 ) -> jax.Array:
     """Attend up to ``width`` query tokens first[g] .. last[g] - 1 of each row rows[g], and write them into ``out``."""
     token = first[:, None] + jnp.arange(width)  # [g, w]
@@ -95,16 +100,13 @@ def _tile(
     num_kv = pool.k.shape[2]
     queries = jnp.take(q, token, axis=0, mode="clip")  # [g, w, H, D]
     queries = queries.reshape(*token.shape, num_kv, -1, q.shape[-1]).astype(jnp.float32) * pool.scale
-    tree = None if tree is None else tree[rows]
     result = _flash(queries, position, plan.block_tables[rows], pool, tree).reshape(*token.shape, *q.shape[1:])
     target = jnp.where(valid, token, q.shape[0])
     return out.at[target].set(result.astype(out.dtype), mode="drop")
 
 
-def _flash(
-    queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Pool, tree: jax.Array | None
-) -> jax.Array:
-    """Attention of queries [g, w, K, H/K, D] at position [g, w] (-1: none) over tables [g, B] -> like queries."""
+def _flash(queries: jax.Array, position: jax.Array, tables: jax.Array, pool: _Pool, tree: _Tree | None) -> jax.Array:
+    """Attention of queries [g, w, K, H/K, D] in slots position [g, w] (-1: none) over tables [g, B] -> like queries."""
     block_size = pool.k.shape[1]
     blocks = max(1, _CHUNK // block_size)
     chunk = blocks * block_size
@@ -147,16 +149,17 @@ def _gather(pool: jax.Array, scale: jax.Array | None, ids: jax.Array) -> jax.Arr
     return blocks.reshape(ids.shape[0], -1, *pool.shape[2:])
 
 
-def _sees(at: jax.Array, position: jax.Array, window: int | None, tree: jax.Array | None) -> jax.Array:
-    """Which of slots at [c] the queries at position [g, w] see, as [g, w, c]; tree is [g, w, ceil(w / 32)]."""
+def _sees(at: jax.Array, position: jax.Array, window: int | None, tree: _Tree | None) -> jax.Array:
+    """Which of slots at [c] the queries in slots position [g, w] see, as [g, w, c]."""
     if tree is None:
         sees = at <= position[..., None]
-    else:
-        query = at - position[:, :1]  # [g, c]; the tile holds all of its rows' queries
-        word = jnp.take_along_axis(tree, jnp.clip(query // 32, 0, tree.shape[2] - 1)[:, None], axis=2)
-        bit = word >> (query % 32).astype(jnp.uint32)[:, None] & 1
-        there = (at <= position.max(1)[:, None])[:, None] & (position >= 0)[..., None]
-        sees = there & ((query < 0)[:, None] | (bit == 1))
+        return sees if window is None else sees & (at > position[..., None] - window)
+    bits, depth = tree
+    start = position[:, :1]  # the tile holds all of its rows' queries
+    query = at - start  # [g, c]
+    word = jnp.take_along_axis(bits, jnp.clip(query // 32, 0, bits.shape[2] - 1)[:, None], axis=2)
+    bit = word >> (query % 32).astype(jnp.uint32)[:, None] & 1
+    before = (query < 0)[:, None]
     if window is not None:
-        sees &= at > position[..., None] - window
-    return sees
+        before = before & (at > (start + depth)[..., None] - window)
+    return (at <= position[..., None]) & (before | ((query >= 0)[:, None] & (bit == 1)))

@@ -104,7 +104,8 @@ def paged_attention(
     reason = _refuse_pools(head_dim, dtype.name, k_cache.size)
     if reason is not None:
         raise ValueError(f"Triton attention cannot serve this: {reason}")
-    inputs = Inputs(q, k_cache, v_cache, k_scale, v_scale, plan.query_start, plan.kv_lens, plan.block_tables, plan.tree)
+    rows = (plan.query_start, plan.kv_lens, plan.block_tables, plan.tree, plan.depth)
+    inputs = Inputs(q, k_cache, v_cache, k_scale, v_scale, *rows)
     tile = partial(
         Tile,
         group=q.shape[1] // k_cache.shape[2],
@@ -138,7 +139,7 @@ def _prefill(inputs: Inputs, plan: AttentionPlan, make_tile: MakeTile, sizes: Si
     grid = (pl.cdiv(PREFILL_TILE, tile.queries), kv_heads, plan.item_row.shape[0])
     prefill = partial(kernels.prefill, tile)
     launch = Launch(prefill, "paged_attention_prefill", grid, sizes.num_warps, sizes.num_stages, interpret)
-    return launch(work, inputs._replace(tree=None), out=jnp.zeros_like(inputs.q))
+    return launch(work, inputs._replace(tree=None, depth=None), out=jnp.zeros_like(inputs.q))
 
 
 def _decode(

@@ -57,7 +57,7 @@ class Tile:
 
 
 class Inputs(NamedTuple):
-    """What is read, see ``api.paged_attention`` and ``AttentionPlan``; k_scale, v_scale and tree may be None."""
+    """What is read, see ``api.paged_attention`` and ``AttentionPlan``; k_scale, v_scale, tree and depth may be None."""
 
     q: Ref
     k: Ref
@@ -68,6 +68,7 @@ class Inputs(NamedTuple):
     kv_lens: Ref
     block_tables: Ref
     tree: Ref
+    depth: Ref
 
 
 class Rows(NamedTuple):
@@ -76,7 +77,7 @@ class Rows(NamedTuple):
     query: jax.Array
     """Query token, counted within its row of the batch."""
     position: jax.Array
-    """Its slot in the row's cache."""
+    """Its position in its sequence."""
     token: jax.Array
     """Its index in q; out of bounds where the tile's row is not used."""
     head: jax.Array
@@ -93,7 +94,8 @@ def pack_rows(
     used = (lane < tile.queries * tile.group) & (query < last)
     token = jnp.where(used, start + query, inputs.q.shape[0])
     head = kv_head * tile.group + lax.rem(lane, tile.group)
-    return Rows(query, inputs.kv_lens[row] - count + query, token, head, used)
+    depth = load(inputs.depth, (row, query), used) if tile.tree else query
+    return Rows(query, inputs.kv_lens[row] - count + depth, token, head, used)
 
 
 def row_index(rows: Rows, head_dim: int) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
@@ -111,8 +113,10 @@ def visible(
     length = kv_lens[row]
     before = length - (query_start[row + 1] - query_start[row])
     end = length if tile.tree else before + last
-    begin = jnp.int32(0) if tile.window is None else jnp.maximum(before + first - tile.window + 1, 0)
-    return begin, end
+    if tile.window is None:
+        return jnp.int32(0), end
+    # No query of a tree stands before the first.
+    return jnp.maximum(before + (0 if tile.tree else first) - tile.window + 1, 0), end
 
 
 def attend(
@@ -178,9 +182,11 @@ def _sees(tile: Tile, inputs: Inputs, row: jax.Array, rows: Rows, key: jax.Array
         within = (other >= 0) & (other < count) & rows.used[:, None]
         word = load(inputs.tree, (row, query, lax.div(jnp.maximum(other, 0), 32)), within)
         bit = word >> (other & 31).astype(jnp.uint32) & jnp.uint32(1)
-        sees = (other < 0) | (bit == 1)
-    else:
-        sees = key[None, :] <= rows.position[:, None]
+        before = other < 0
+        if tile.window is not None:
+            before &= key[None, :] > rows.position[:, None] - tile.window
+        return before | ((other >= 0) & (bit == 1))
+    sees = key[None, :] <= rows.position[:, None]
     if tile.window is not None:
         sees &= key[None, :] > rows.position[:, None] - tile.window
     return sees

@@ -11,6 +11,8 @@ import pytest
 from jaxserve.blocks import make_blocks
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.engine.drafts import open_drafts
+from jaxserve.engine.speculation import make_speculation, resolve
 from jaxserve.engine.startup import Started
 from jaxserve.scheduler import Scheduler
 from tests.engine.tiny import start_tiny
@@ -71,7 +73,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 32,
             max_num_seqs=config.scheduler.max_num_seqs or 4,
         )
-        engine = Engine(scheduler, shared_runner(60, 8, CONTEXT, 4), depth=1)
+        speculative = resolve(config.speculative, max_tokens=CONTEXT)
+        drafts = open_drafts(speculative, config.model, tiny.tokenizer, tiny.model_config)
+        proposer = drafts.propose("float32", "reference") if speculative else None
+        runner = shared_runner(60, 8, CONTEXT, 4, proposer)
+        scheduler.speculation = make_speculation(speculative, runner.buckets)
+        engine = Engine(scheduler, runner, depth=1)
         tokenizer: Any = FoldedTokenizer(tiny.tokenizer)
         return replace(tiny, config=config, engine=engine, tokenizer=tokenizer)
 

@@ -33,6 +33,8 @@ TINY = Sizes(
     long=(80, 2),
     num_long=1,
     chunk=8,
+    copied=(24, 20),
+    copies=2,
 )
 
 
@@ -78,6 +80,16 @@ def test_chunked_prefill_is_compared_with_whole_prompts(started: list[EngineConf
     for figures in outcome.medians.values():
         assert 0 < figures["median gap"] <= figures["p99 gap"] <= figures["longest gap"]
         assert figures["total tokens/s"] > 0
+
+
+def test_speculation_is_compared_with_plain_decoding(started: list[EngineConfig]) -> None:
+    outcome = check("speculation", spec_method="ngram", spec_tokens=4, speculative_adaptive=False)
+    assert [config.speculative.spec_method for config in started] == [None, "ngram"]
+    off, on = outcome.medians.values()
+    assert off["right drafts per verify"] == 0 < on["right drafts per verify"] <= 4
+    assert all(value > 0 for key, value in off.items() if key != "right drafts per verify")
+    ways = CLAIMS["speculation"].settings(FULL, EngineConfig())
+    assert [way["speculative_model"] for way in ways] == [None, "[ngram]"]
 
 
 @pytest.mark.parametrize(("asked", "seats"), [(None, 16), (4, 9), (12, 12)])

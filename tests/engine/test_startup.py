@@ -12,14 +12,20 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.config import EngineConfig, ModelOptions
-from jaxserve.engine import startup
+from jaxserve.engine import loading, startup
+from jaxserve.engine.drafts import OpenedDrafts
+from jaxserve.engine.speculation import resolve
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.quantization import WeightForm
 from jaxserve.runner import Runner
+from jaxserve.speculative import NoProposer
 from jaxserve.tokenizer import Tokenizer
 from jaxserve.weights import OpenedModel
 from pallas_kernels import tuning
 from tests.equivalence.harness import MODEL
+
+NOTHING = OpenedDrafts(None, None, lambda dtype: None, lambda dtype, backend: NoProposer())
+"""What guesses where nothing does."""
 
 
 def test_an_interrupt_while_compiling_drops_what_is_left() -> None:
@@ -54,9 +60,10 @@ def failing(message: str) -> Callable[..., Any]:
 def test_too_large_a_cache_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig.from_flat({"num_gpu_blocks_override": 1000, "max_model_len": 16})
     opened = cast("OpenedModel", SimpleNamespace(config=MODEL))
+    device = startup._Device(jnp.dtype("float32"), "reference", (64, 8), NOTHING)
 
     def make() -> Any:
-        return startup._make_runner(config, opened, {}, jnp.dtype("float32"), "reference", (64, 8))
+        return startup._make_runner(config, opened, ({}, None), device)
 
     monkeypatch.setattr(startup, "Runner", failing("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."))
     with pytest.raises(ConfigError, match=r"no room for 1000 KV blocks .*--num-gpu-blocks-override"):
@@ -104,9 +111,9 @@ def test_weights_are_packed_for_native_kernels_and_kept_where_they_come_quantise
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(startup, "select_packed_backend", lambda *_, **__: (native or "reference", "for a reason"))
+    monkeypatch.setattr(loading, "select_backend", lambda *_, **__: (native or "reference", "for a reason"))
     opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=kept, has_random_weights=False))
-    assert startup._weight_form(ModelOptions(quantization=asked), opened) == form
+    assert loading._weight_form(ModelOptions(quantization=asked), opened) == form
     assert ("which is slow" in caplog.text) == (native is None and form.is_quantised)
 
 
@@ -115,7 +122,7 @@ def test_activations_are_not_rounded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     opened = cast("OpenedModel", SimpleNamespace(name="m", kept_kinds=("Q4_1",), has_random_weights=False))
     options = ModelOptions(quantization="gguf", activation_quantization="int8")
     with pytest.raises(ConfigError, match=r"--activation-quantization int8 is made for the CPU.* the device is gpu"):
-        startup._weight_form(options, opened)
+        loading._weight_form(options, opened)
 
 
 def test_the_attention_backend_is_logged_with_its_reason(
@@ -123,7 +130,7 @@ def test_the_attention_backend_is_logged_with_its_reason(
 ) -> None:
     def select(name: str) -> str:
         return startup._select_backend(
-            EngineConfig.from_flat({"attention_backend": name}), MODEL, jnp.dtype("bfloat16")
+            EngineConfig.from_flat({"attention_backend": name}), MODEL, jnp.dtype("bfloat16"), NOTHING
         )
 
     with caplog.at_level("INFO", "jaxserve"):
@@ -141,3 +148,16 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused_with_both_sizes() -> N
     tokenizer = cast("Tokenizer", SimpleNamespace(vocab_size=MODEL.vocab_size + 1))
     with pytest.raises(ShapeMismatchError, match=rf"{MODEL.vocab_size + 1} tokens .* only {MODEL.vocab_size}"):
         startup._check_vocabulary(tokenizer, MODEL)
+
+
+def test_trees_deeper_than_a_window_are_refused() -> None:
+    """MODEL has a window of 24."""
+    settings = resolve(EngineConfig.from_flat({"spec_method": "medusa", "spec_tokens": 60}).speculative, max_tokens=64)
+    for depth, fits in ((23, True), (24, False)):
+        drafts = OpenedDrafts(settings, None, lambda dtype: None, lambda dtype, backend: NoProposer(), max_depth=depth)
+        config = EngineConfig.from_flat({"attention_backend": "reference"})
+        if fits:
+            assert startup._select_backend(config, MODEL, jnp.dtype("float32"), drafts) == "reference"
+            continue
+        with pytest.raises(ConfigError, match=r"up to 24 drafts deep, but the model has a window of 24 tokens"):
+            startup._select_backend(config, MODEL, jnp.dtype("float32"), drafts)

@@ -7,7 +7,7 @@ difference below ``TIE`` is a tie, anything above is a fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -22,23 +22,26 @@ from jaxserve.engine import Engine
 from jaxserve.layers import KVCache
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import logits
-from jaxserve.plan import RowPlan
+from jaxserve.plan import NO_DRAFTS, RowPlan
 from jaxserve.request import FinishReason, Request
 from jaxserve.runner import Runner, RunnerShape
 from jaxserve.runner.batch import make_step_input
-from jaxserve.runner.buckets import Bucket
-from jaxserve.runner.programs import forward
+from jaxserve.runner.buckets import Bucket, Buckets
+from jaxserve.runner.programs import Newest, forward
 from jaxserve.sampling import history_counts, make_sampling_input
 from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduler import Scheduler
+from jaxserve.scheduler import FixedSpeculation, Scheduler
+from jaxserve.speculative import DraftState, MedusaProposer, Proposer
+from jaxserve.structured import step_mask
 
-__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner"]
+__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner", "token_probabilities"]
 
 TIE = 1e-4
 CONTEXT = 96
+_POOL = 200
 
 MODEL = ModelConfig(
     family="llama",
@@ -57,14 +60,13 @@ MODEL = ModelConfig(
 
 
 @cache
-def params() -> dict[str, Any]:
+def params(m: ModelConfig = MODEL) -> dict[str, Any]:
     """Random weights whose logits spread over several units."""
     rng = np.random.default_rng(11)
 
     def normal(*shape: int, scale: float = 0.35) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape) * scale, jnp.float32)
 
-    m = MODEL
     layer = lambda: {  # noqa: E731
         "input_norm": jnp.ones(m.hidden_size),
         "qkv": normal(m.hidden_size, m.qkv_size),
@@ -79,6 +81,24 @@ def params() -> dict[str, Any]:
         "final_norm": jnp.ones(m.hidden_size),
         "lm_head": normal(m.vocab_size, m.hidden_size),
     }
+
+
+@cache
+def medusa_params(m: ModelConfig = MODEL) -> dict[str, Any]:
+    """Three random Medusa heads that know tokens 3 to 14."""
+    rng = np.random.default_rng(12)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) * 0.2, jnp.float32)
+
+    heads = [
+        {
+            "blocks": [{"weight": normal(m.hidden_size, m.hidden_size), "bias": normal(m.hidden_size)}],
+            "out": normal(12, m.hidden_size),
+        }
+        for _ in range(3)
+    ]
+    return {"heads": heads, "vocabulary": jnp.arange(3, 15, dtype=jnp.int32)}
 
 
 @dataclass(frozen=True)
@@ -118,28 +138,56 @@ class _SharedRunner(Runner):
 
 
 @cache
-def shared_runner(num_blocks: int, block_size: int, max_tokens: int, max_rows: int) -> Runner:
+def shared_runner(
+    num_blocks: int,
+    block_size: int,
+    max_tokens: int,
+    max_rows: int,
+    proposer: Proposer | None = None,
+    model: ModelConfig = MODEL,
+    backend: str = "reference",
+) -> Runner:
     """A runner, with its compiled programs, for all engines that step within this shape."""
-    shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), "reference")
-    return _SharedRunner(params(), MODEL, shape)
+    shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), backend)
+    drafting = params(model) if proposer and proposer.has_cache else None
+    if isinstance(proposer, MedusaProposer):
+        drafting = medusa_params(model)
+    return _SharedRunner(params(model), model, shape, proposer, drafting)
 
 
 def build(
     *,
-    num_blocks: int = 200,
+    num_blocks: int = _POOL,
     block_size: int = 4,
     max_tokens: int = 32,
     max_rows: int = 8,
     prefix: bool = True,
     kv_reservation: str = "paged",
     overlap: bool = True,
+    proposer: Proposer | None = None,
+    model: ModelConfig = MODEL,
+    backend: str = "reference",
     **scheduler: Any,
 ) -> Engine:
-    """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape."""
-    runner = shared_runner(num_blocks, block_size, max_tokens, max_rows)
+    """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape.
+
+    All drafts that a ``proposer`` makes are verified.
+    """
+    pool = max(num_blocks, _POOL)  # a smaller one is the scheduler's alone: the programs stay the same
+    runner = shared_runner(pool, block_size, max_tokens, max_rows, proposer, model, backend)
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
     blocks = make_blocks(cache, num_blocks, CONTEXT)
-    queue = Scheduler(SchedulerConfig(**scheduler), blocks, max_num_batched_tokens=max_tokens, max_num_seqs=max_rows)
+    queue = Scheduler(
+        SchedulerConfig(**scheduler),
+        blocks,
+        max_num_batched_tokens=max_tokens,
+        max_num_seqs=max_rows,
+        speculation=FixedSpeculation(
+            proposer.num_drafts, proposer.max_depth * proposer.has_cache, max_depth=proposer.max_depth
+        )
+        if proposer
+        else None,
+    )
     return Engine(queue, runner, depth=1 if overlap else 0)
 
 
@@ -176,6 +224,7 @@ class Comparison:
 
     tokens: int = 0
     ties: list[float] = field(default_factory=list)
+    model: ModelConfig = MODEL
 
     def same(self, ask: Ask, index: int, got: list[int], expected: list[int]) -> None:
         """Assert that both answers are equal, or part at a tie."""
@@ -184,29 +233,52 @@ class Comparison:
         if parted is None:
             assert len(got) == len(expected)
             return
-        gap = abs(float(np.subtract(*_scores(ask, index, expected[:parted])[[got[parted], expected[parted]]])))
+        scores = _scores(ask, index, expected[:parted], self.model)
+        gap = abs(float(scores[got[parted]] - scores[expected[parted]]))
         assert gap < TIE, f"tokens differ at {parted} with logits {gap:.2e} apart: {got} != {expected}"
         self.ties.append(gap)
 
 
-def _scores(ask: Ask, index: int, output: Iterable[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def token_probabilities(ask: Ask, output: Iterable[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Probability [V] of each next token after these output tokens."""
+    scores = _scores(ask, 0, output, noisy=False).astype(np.float64)
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def _scores(
+    ask: Ask, index: int, output: Iterable[int], model: ModelConfig = MODEL, *, noisy: bool = True
+) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What the argmax is taken of after these output tokens: changed logits, with noise where it is sampled."""
     tokens = (*ask.prompt, *output)
     num_prompt = len(ask.prompt)
     blocks = tuple(range(1, CONTEXT + 1))
     seed = ask.seed + index
     row = RowPlan("x", 0, 0, len(tokens), tokens, 0, True, True, tokens, num_prompt, blocks, ask.params, seed)
-    step = make_step_input([row], Bucket(CONTEXT, 1, has_prefill=True), max_blocks=CONTEXT, dummy_row=1)
-    cache = KVCache.zeros(MODEL.num_layers, (CONTEXT + 1, 1, MODEL.num_kv_heads, MODEL.head_dim), jnp.dtype("float32"))
-    _, hidden = _dense(params(), cache, jnp.zeros(2, jnp.int32), step)
+    step = make_step_input([row], _WHOLE, max_blocks=CONTEXT, buckets=Buckets(CONTEXT, 1))
+    cache = KVCache.zeros(model.num_layers, (CONTEXT + 1, 1, model.num_kv_heads, model.head_dim), jnp.dtype("float32"))
+    nobody = jnp.zeros(2, jnp.int32)
+    _, hidden = _dense(model)(params(model), cache, Newest(nobody, nobody, DraftState.empty(1, 0)), step)
     arrays = make_sampling_input([row], 1, 1)
-    scores = penalise(logits(params(), hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
+    scores = penalise(logits(params(model), hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
     for token, value in ask.params.logit_bias.items():
         scores = scores.at[0, token].add(value)
+    if ask.constraint is not None:
+        constraint = ask.constraint()
+        constraint.advance(tuple(output))
+        mask = step_mask([(constraint, 0, NO_DRAFTS)], MODEL.vocab_size)
+        legal = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")[: MODEL.vocab_size]
+        scores = jnp.where(legal == 1, scores, -jnp.inf)
     if not ask.params.greedy:
         scores = keep_likely(scores / ask.params.temperature, arrays)
-        scores += noise(arrays.seeds, arrays.positions, MODEL.vocab_size)
+        if noisy:
+            scores += noise(arrays.seeds, arrays.positions, MODEL.vocab_size)
     return np.asarray(scores)[0]
 
 
-_dense = jax.jit(partial(forward, config=MODEL, has_prefill=True, max_rows=1, backend="reference"))
+_WHOLE = Bucket(CONTEXT, 1, has_prefill=True)
+
+
+@cache
+def _dense(model: ModelConfig) -> Callable[..., Any]:
+    return jax.jit(partial(forward, config=model, bucket=_WHOLE, max_places=1, backend="reference"))

@@ -10,6 +10,7 @@ import pytest
 
 from jaxserve.plan import TokenLogprobs
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.speculative import NgramProposer
 from jaxserve.structured import AllowedTokens
 from tests.equivalence.harness import CONTEXT, MODEL, Ask, Comparison, build, run
 
@@ -43,6 +44,7 @@ def some_asks(seed: int, count: int = 40) -> dict[str, Ask]:
 
 
 ASKS = some_asks(1)
+NGRAM = NgramProposer(num_drafts=4, longest=3, shortest=1)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "larger blocks": {"block_size": 16, "num_blocks": 60},
     "by priority": {"scheduling_policy": "priority", "num_blocks": 40},
     "static batches": {"batching": "static"},
+    "n-gram drafts": {"proposer": NGRAM},
+    "n-gram drafts, not overlapped": {"proposer": NGRAM, "overlap": False},
+    "n-gram drafts, preempted": {"proposer": NGRAM, "num_blocks": 40},
     "contiguous regions": {"kv_reservation": "contiguous", "num_blocks": 80},
     "static batches of contiguous regions": {"batching": "static", "kv_reservation": "contiguous", "overlap": False},
 }

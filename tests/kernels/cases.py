@@ -89,10 +89,12 @@ class AttentionCase:
         return {name: numbers.astype(dtype), f"{name}_scale": scale}
 
     def _random_trees(self, rng: np.random.Generator) -> NDArray[np.uint32]:
-        """Every query sees itself and any others, later ones too; bits past a row's queries are noise."""
+        """Every query sees itself, some query before it, and what that one sees."""
         shape = (len(self.rows) + 1, self.decode_queries, -(-self.decode_queries // 32) * 32)
-        sees = rng.integers(0, 2, shape).astype(bool)
+        sees = np.zeros(shape, bool)
         sees[:, range(self.decode_queries), range(self.decode_queries)] = True
+        for query in range(1, self.decode_queries):
+            sees[:, query] |= sees[range(shape[0]), rng.integers(0, query, shape[0])]
         words = sees.reshape(*shape[:2], -1, 32) @ (1 << np.arange(32, dtype=np.uint64))
         return words.astype(np.uint32)
 
@@ -111,6 +113,8 @@ class AttentionCase:
         if self.tree and row < self.arrays["num_decode"]:
             words = self.arrays["tree"][row, :queries]
             sees[:, length - queries :] = (words[:, np.arange(queries) // 32] >> (np.arange(queries) % 32)) & 1
+            query_at = length - queries + sees[:, length - queries :].sum(1, keepdims=True) - 1
+            key_at = np.minimum(key_at, length - queries)  # of the tree a window hides nothing
         if self.window is not None:
             sees &= key_at > query_at - self.window
         return sees

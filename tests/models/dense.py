@@ -16,9 +16,10 @@ from jaxserve.models import ModelConfig
 from jaxserve.models.decoder import decode, logits
 from jaxserve.plan import RowPlan
 from jaxserve.runner.batch import StepInput, make_step_input
-from jaxserve.runner.buckets import Bucket
-from jaxserve.runner.programs import decoder_input
+from jaxserve.runner.buckets import Bucket, Buckets
+from jaxserve.runner.programs import Newest, decoder_input
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.speculative import DraftState
 
 __all__ = ["all_logits"]
 
@@ -38,7 +39,7 @@ def all_logits(
     for length in chunks or [len(tokens)]:
         part = tuple(tokens[start : start + length])
         row = RowPlan("r", 0, start, length, part, 0, True, True, (), 0, tuple(order.tolist()), SamplingParams(), 0)
-        step = make_step_input([row], _BUCKET, max_blocks=_MAX_BLOCKS, dummy_row=1)
+        step = make_step_input([row], _BUCKET, max_blocks=_MAX_BLOCKS, buckets=Buckets(_BUCKET.tokens, 1))
         kv, out = _step(params, kv, step, config=config)
         found.append(np.asarray(out)[:length])
         start += length
@@ -48,6 +49,7 @@ def all_logits(
 
 @partial(jax.jit, static_argnames="config")
 def _step(params: dict[str, Any], kv: KVCache, step: StepInput, *, config: ModelConfig) -> tuple[KVCache, jax.Array]:
-    inputs = decoder_input(step, jnp.zeros(2, jnp.int32), kv, has_prefill=True)
+    nobody = jnp.zeros(2, jnp.int32)
+    inputs = decoder_input(step, Newest(nobody, nobody, DraftState.empty(1, 0)), kv, _BUCKET)
     hidden, kv = decode(params, config, inputs, kv, backend="reference")
     return kv, logits(params, hidden)

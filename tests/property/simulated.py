@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from random import Random
 
 from jaxserve.blocks import BlockManager
 from jaxserve.config import SchedulerConfig
 from jaxserve.outputs import TokenEvent
-from jaxserve.plan import DEVICE_TOKEN, RowPlan, StepPlan, StepResult
+from jaxserve.plan import DEVICE_TOKEN, NO_DRAFTS, Drafts, RowPlan, StepPlan, StepResult
 from jaxserve.request import FinishReason, Request
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduler import AdmissionRule, Patience, Scheduler
+from jaxserve.scheduler import AdmissionRule, Patience, Scheduler, Speculation
 
 __all__ = ["VOCAB", "Device", "Engine", "check_blocks", "make_request", "make_scheduler", "shares", "solo_run"]
 
@@ -78,6 +79,7 @@ def make_scheduler(
     max_num_seqs: int = 8,
     caching: bool = True,
     admission: Sequence[AdmissionRule] = (),
+    speculation: Speculation | None = None,
     patience: Patience | None = None,
     **config: bool | int | str,
 ) -> Scheduler:
@@ -88,6 +90,7 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         admission=admission,
+        speculation=speculation,
         patience=patience or Patience(max_seconds=1e9),
     )
 
@@ -121,7 +124,8 @@ def _root(request: Request) -> int:
 class Device:
     """Simulated KV memory of ``num_blocks`` blocks, and the state of each row.
 
-    ``roots`` holds per request id what its adapter contributes to layer 1.
+    ``roots`` holds per request id what its adapter contributes to layer 1, ``max_drafts`` is how many tokens it guesses
+    ahead.
     """
 
     num_blocks: int
@@ -129,6 +133,7 @@ class Device:
     max_rows: int
     roots: dict[str, int] = field(default_factory=dict)
     sequential_copies: bool = False
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         self.layer0 = [-1] * (self.num_blocks * self.block_size)
@@ -136,26 +141,30 @@ class Device:
         self.owner = [""] * self.max_rows
         self.lengths = [0] * self.max_rows
         self.last_token = [DEVICE_TOKEN] * self.max_rows
+        self.drafts = [NO_DRAFTS] * self.max_rows
 
     def run(self, plan: StepPlan) -> StepResult:
         """Execute one step; asserts what a real device relies on."""
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         assert len({row.request_id for row in plan.rows}) == len(plan.rows)
         self._copy(plan)
-        slots = [self._slots(row) for row in plan.rows]
-        written = [slot for row, at in zip(plan.rows, slots, strict=True) for slot in at[row.start :]]
+        starts = [self._start(row) for row in plan.rows]
+        slots = [self._slots(row, start) for row, start in zip(plan.rows, starts, strict=True)]
+        written = [slot for start, at in zip(starts, slots, strict=True) for slot in at[start:]]
         assert len(set(written)) == len(written), "two rows write one slot"
-        for row, at in zip(plan.rows, slots, strict=True):
-            for position, token in enumerate(self._tokens(row), row.start):
+        for row, start, at in zip(plan.rows, starts, slots, strict=True):
+            for position, token in enumerate(self._tokens(row), start):
                 self.layer0[at[position]] = _layer0(token, position)
-        for row, at in zip(plan.rows, slots, strict=True):
+        for row, start, at in zip(plan.rows, starts, slots, strict=True):
             entries = [self.layer0[slot] for slot in at]
             hashes = list(accumulate(entries, _mix, initial=self.roots[row.request_id]))[1:]
-            for position in range(row.start, len(at)):
+            for position in range(start, len(at)):
                 self.layer1[at[position]] = hashes[position]
+        tokens = tuple(self._sample(row, start, at) for row, start, at in zip(plan.rows, starts, slots, strict=True))
         return StepResult(
-            tokens=tuple(self._sample(row, at) for row, at in zip(plan.rows, slots, strict=True)),
+            tokens=tokens,
             logprobs=(None,) * len(plan.rows),
+            drafts=tuple(self._propose(row, at) for row, at in zip(plan.rows, slots, strict=True)),
         )
 
     def _copy(self, plan: StepPlan) -> None:
@@ -171,35 +180,63 @@ class Device:
                     copy.source * size : (copy.source + 1) * size
                 ]
 
-    def _slots(self, row: RowPlan) -> list[int]:
-        """Slot of each position up to the row's last."""
-        stop = row.start + row.num_tokens
-        size = self.block_size
-        assert row.num_tokens > 0
-        assert 0 not in row.block_ids
-        assert len(row.block_ids) * size >= stop, "the block table does not cover the tokens"
-        return [row.block_ids[at // size] * size + at % size for at in range(stop)]
-
-    def _tokens(self, row: RowPlan) -> list[int]:
-        """Token ids of the row; sets up the row's state first if it is fresh."""
-        assert len(row.tokens) == row.num_tokens
+    def _start(self, row: RowPlan) -> int:
+        """Position of the row's first token; while drafts are in flight, the plan has an upper bound of it."""
+        assert len(row.tokens) + row.num_drafts == row.num_tokens
         assert DEVICE_TOKEN not in row.tokens[:-1]
         if row.fresh:
             assert row.tokens == row.history[row.start : row.start + row.num_tokens]
             self.owner[row.row] = row.request_id
-        else:
-            assert row.history == ()
-            assert self.owner[row.row] == row.request_id
-            assert self.lengths[row.row] == row.start
-        self.lengths[row.row] = row.start + row.num_tokens
-        return [self.last_token[row.row] if token == DEVICE_TOKEN else token for token in row.tokens]
+            self.drafts[row.row] = NO_DRAFTS
+            return row.start
+        assert row.history == ()
+        assert self.owner[row.row] == row.request_id
+        start = self.lengths[row.row]
+        assert start == row.start if row.tokens[0] != DEVICE_TOKEN else start <= row.start
+        return start
 
-    def _sample(self, row: RowPlan, slots: list[int]) -> tuple[int, ...]:
+    def _slots(self, row: RowPlan, start: int) -> list[int]:
+        """Slot of each position up to the row's last."""
+        size = self.block_size
+        assert row.num_tokens > 0
+        assert 0 not in row.block_ids
+        assert len(row.block_ids) * size >= row.start + row.num_tokens, "the block table does not cover the tokens"
+        return [row.block_ids[at // size] * size + at % size for at in range(start + row.num_tokens)]
+
+    def _tokens(self, row: RowPlan) -> list[int]:
+        """Token ids of the row, and of its drafts (-1 for one that is not there)."""
+        drafts = (*self.drafts[row.row].tokens, *[-1] * row.num_drafts)[: row.num_drafts]
+        return [*(self.last_token[row.row] if token == DEVICE_TOKEN else token for token in row.tokens), *drafts]
+
+    def _sample(self, row: RowPlan, start: int, slots: list[int]) -> tuple[int, ...]:
+        """What is sampled after the newest token, and after each draft for as long as they are right."""
+        self.lengths[row.row] = start + len(row.tokens)
         if not row.samples:
+            assert row.num_drafts == 0
             return ()
-        token = _next_token((self.layer1[slot] for slot in slots), row.seed)
-        self.last_token[row.row] = token
-        return (token,)
+        tokens = []
+        for draft in (*self._tokens(row)[len(row.tokens) :], None):
+            at = self.lengths[row.row]
+            tokens.append(_next_token((self.layer1[slot] for slot in slots[:at]), row.seed))
+            if tokens[-1] != draft:
+                break
+            self.lengths[row.row] += 1
+        self.last_token[row.row] = tokens[-1]
+        return tuple(tokens)
+
+    def _propose(self, row: RowPlan, slots: list[int]) -> Drafts:
+        """Up to ``max_drafts`` guesses of what follows, some of them wrong."""
+        if not row.samples or not self.max_drafts:
+            return NO_DRAFTS
+        layer1 = [self.layer1[slot] for slot in slots[: self.lengths[row.row]]]
+        rng = Random(repr((row.request_id, len(layer1))))
+        token, guesses = self.last_token[row.row], []
+        for _ in range(rng.randint(0, self.max_drafts)):
+            layer1.append(_mix(layer1[-1], _layer0(token, len(layer1))))
+            token = _next_token(layer1, row.seed) if rng.random() < 0.7 else rng.randrange(VOCAB)
+            guesses.append(token)
+        self.drafts[row.row] = Drafts(tuple(guesses), tuple(range(len(guesses))))
+        return self.drafts[row.row]
 
 
 class Engine:
@@ -212,11 +249,16 @@ class Engine:
         max_rows: int = 16,
         overlap: bool = True,
         sequential_copies: bool = False,
+        max_drafts: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.blocks = scheduler.blocks
         self.device = Device(
-            self.blocks.num_blocks, self.blocks.block_size, max_rows, sequential_copies=sequential_copies
+            self.blocks.num_blocks,
+            self.blocks.block_size,
+            max_rows,
+            sequential_copies=sequential_copies,
+            max_drafts=max_drafts,
         )
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, TokenEvent] = {}

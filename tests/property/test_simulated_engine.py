@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.request import FinishReason, Request
-from jaxserve.scheduler import Patience
+from jaxserve.scheduler import FixedSpeculation, Patience
 from tests.property.simulated import Engine, check_blocks, make_request, make_scheduler, solo_run
 
 
@@ -44,7 +46,19 @@ class Mix:
     sequential_copies: bool
     policy: str
     max_overtakes: int
+    drafts: int
     arrivals: tuple[Arrival, ...]
+
+
+class SomeDrafts(FixedSpeculation):
+    """Wants another number of drafts each time, whether they are there or not."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._random = Random(most)
+
+    def choose(self, requests: Sequence[Request], num_others: int) -> Mapping[str, int]:
+        return {request.id: self._random.randint(0, self._num_drafts) for request in requests}
 
 
 def small(low: int, high: int) -> st.SearchStrategy[int]:
@@ -77,6 +91,7 @@ MIXES = st.builds(
     sequential_copies=st.booleans(),
     policy=st.sampled_from(("fcfs", "priority")),
     max_overtakes=st.sampled_from((0, 2, 16)),
+    drafts=st.sampled_from((0, 0, 1, 3, 5)),
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=7).map(tuple),
 )
 
@@ -115,12 +130,19 @@ def engine_for(mix: Mix, requests: list[Request]) -> Engine:
         budget=mix.budget if mix.chunked else max(mix.budget, 32),
         max_num_seqs=mix.max_num_seqs,
         caching=mix.caching,
+        speculation=SomeDrafts(mix.drafts),
         patience=Patience(mix.max_overtakes, max_seconds=1e9),
         long_prefill_token_threshold=mix.threshold,
         enable_chunked_prefill=mix.chunked,
         scheduling_policy=mix.policy,
     )
-    return Engine(scheduler, max_rows=mix.max_num_seqs, overlap=mix.overlap, sequential_copies=mix.sequential_copies)
+    return Engine(
+        scheduler,
+        max_rows=mix.max_num_seqs,
+        overlap=mix.overlap,
+        sequential_copies=mix.sequential_copies,
+        max_drafts=mix.drafts,
+    )
 
 
 def play(mix: Mix) -> tuple[Engine, list[tuple[Arrival, Request]]]:

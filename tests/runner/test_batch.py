@@ -38,21 +38,22 @@ def test_every_step_has_a_bucket_that_holds_it_and_was_compiled(
     assert rows <= decode.rows == decode.tokens < 2 * rows + 1
     assert {mixed, decode} <= set(buckets.forward())
     assert buckets.pick_rows(rows) in buckets.rows
+    assert buckets.pick_places(rows) in buckets.places
     assert len(buckets.forward()) <= 34
 
 
 def test_decodes_come_first_by_length_and_padding_is_empty() -> None:
     plan = StepPlan((row("long", 0, 4, 7, 8, 9), row("b", 1, 30, DEVICE_TOKEN), row("a", 2, 20, 5)))
-    ordered = order_rows(plan)
+    ordered = order_rows(plan, 1)
     assert [r.request_id for r in ordered] == ["a", "b", "long"]
-    step = make_step_input(ordered, Bucket(8, 4, has_prefill=True), max_blocks=5, dummy_row=9)
+    step = make_step_input(ordered, Bucket(8, 4, has_prefill=True), max_blocks=5, buckets=Buckets(8, 4))
     assert step.tokens.tolist() == [5, DEVICE_TOKEN, 7, 8, 9, 0, 0, 0]
     assert step.token_rows[:5].tolist() == [0, 1, 2, 2, 2]
     assert step.query_start.tolist() == [0, 1, 2, 5, 5]
-    assert step.rows.tolist() == [2, 1, 0, 9]
-    assert step.start.tolist() == [20, 30, 4, 0]
+    assert step.rows.tolist() == [2, 1, 0, 4]
+    assert step.start.tolist() == [20, -1, 4, 0]
     assert step.block_tables.tolist() == [[21, 22, 23, 0, 0], [11, 12, 13, 0, 0], [1, 2, 3, 0, 0], [0] * 5]
-    assert (int(step.num_decode), int(step.num_tokens)) == (2, 5)
+    assert int(step.num_decode) == 2
 
 
 def test_a_program_is_compiled_once_and_refuses_other_shapes() -> None:

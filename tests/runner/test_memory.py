@@ -55,7 +55,7 @@ def test_too_little_memory_is_told_in_bytes() -> None:
 
 
 def test_what_an_engine_keeps_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = 33 * 100 * (2 + 4) + 33 * 4
+    state = 33 * 100 * (2 + 4) + 33 * 4 * 4
     monkeypatch.setattr("jaxserve.runner.memory._free_ram", lambda: 10 * PER_BLOCK + state)
     check_room(KVSize(10, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, 32)
     for blocks, rows in ((11, 32), (10, 33)):

@@ -13,14 +13,24 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from jaxserve.plan import RowPlan
-from jaxserve.sampling import RowState, Sampled, history_counts, make_sampling_input, sample
-from jaxserve.sampling.arrays import IN_PROMPT
+from jaxserve.sampling import RowState, Sampled, SamplingInput, history_counts, make_sampling_input, sample
+from jaxserve.sampling.arrays import IN_PROMPT, MOST_COUNTED
 from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling_params import SamplingParams
 
 V = 50
 ROWS = 4
-_sample = jax.jit(sample)
+
+
+@jax.jit
+def _sample(
+    logits: jax.Array, state: RowState, params: SamplingInput, mask: jax.Array, masked: jax.Array
+) -> tuple[Sampled, RowState]:
+    """Every place is its row's only one."""
+    alone = jnp.full((ROWS, 0), -1)
+    sampled = sample(logits, state, params, mask, masked, positions=params.positions, context=alone)
+    all_kept = jnp.ones(ROWS, bool)
+    return sampled, state.record(params, sampled.tokens, params.positions, jnp.zeros(ROWS, int), all_kept, all_kept)
 
 
 def row_plan(params: SamplingParams, *, row: int = 0, seed: int = 7, history: tuple[int, ...] = (1, 2, 3)) -> RowPlan:
@@ -183,7 +193,7 @@ def test_sampled_tokens_are_counted_for_the_next_step() -> None:
 
 
 def test_counts_of_long_outputs_stay_at_their_end() -> None:
-    most = int(IN_PROMPT) - 1
+    most = int(MOST_COUNTED)
     plan = row_plan(SamplingParams(temperature=0, frequency_penalty=0.5), history=(1, 2, *[5] * (most + 9)))
     assert history_counts(plan, V)[[1, 5]].tolist() == [IN_PROMPT, most]
     logits = np.zeros((1, V), np.float32)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
-from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
+from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput, SpeculationStats
 from jaxserve.sampling_params import SamplingParams
 
 EOS = 256
@@ -139,7 +139,9 @@ class FakeEngine:
             last_step_padded=8,
             last_step_kv_tokens=24,
             last_step_kv_slots=48,
+            last_step_drafts=1.5,
             step_sizes={1: 4, 6: 2, 20000: 1},
+            speculation=SpeculationStats(3, 12, 5, [3, 2], {"no gain": 2}),
         )
 
     def check_health(self) -> None:

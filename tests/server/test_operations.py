@@ -74,6 +74,17 @@ async def test_engine_counts_are_scraped(client: httpx.AsyncClient, engine: Fake
         assert await sample(client, f"vllm:{name}_total") == 0
 
 
+async def test_drafts_are_counted(client: httpx.AsyncClient) -> None:
+    assert await sample(client, "vllm:spec_decode_num_drafts_total") == 3
+    assert await sample(client, "vllm:spec_decode_num_draft_tokens_total") == 12
+    assert await sample(client, "vllm:spec_decode_num_accepted_tokens_total") == 5
+    for position, count in (("0", 3), ("1", 2)):
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        assert await sample(client, name, position=position) == count
+    assert await sample(client, "jaxserve:spec_disabled_total", reason="no gain") == 2
+    assert await sample(client, "jaxserve:spec_k") == 1.5
+
+
 async def test_step_sizes_become_a_histogram(client: httpx.AsyncClient) -> None:
     name = "vllm:iteration_tokens_total"
     assert await sample(client, f"{name}_bucket", le="1.0") == 4

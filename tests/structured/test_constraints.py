@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import RequestError
+from jaxserve.plan import NO_DRAFTS
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.structured import Constraint, make_constraint, step_mask
 
@@ -17,7 +18,7 @@ few_ids = st.integers(0, 3)  # so few that sequences repeat and bad words do com
 
 
 def legal(constraint: Constraint) -> set[int]:
-    mask = step_mask([constraint], VOCAB)
+    mask = step_mask([(constraint, 0, NO_DRAFTS)], VOCAB)
     assert mask is not None
     flags = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert not flags[VOCAB:].any()

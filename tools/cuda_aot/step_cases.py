@@ -15,8 +15,9 @@ from jaxserve.models.registry import param_specs
 from jaxserve.models.spec import ParamSpec
 from jaxserve.roofline import MODELS, Precision, kv_token_bytes, weight_bytes
 from jaxserve.runner.batch import make_step_input
-from jaxserve.runner.buckets import Bucket
-from jaxserve.runner.programs import forward
+from jaxserve.runner.buckets import Bucket, Buckets
+from jaxserve.runner.programs import Newest, forward
+from jaxserve.speculative import DraftState
 
 __all__ = ["STEPS"]
 
@@ -44,10 +45,12 @@ def _step(target: Target, *, model: str, has_prefill: bool, backend: str) -> Cas
     params = jax.tree.map(
         lambda spec: array(*spec.shape), param_specs(config, "hf"), is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
     )
-    step: Any = make_step_input([], bucket, max_blocks=_CONTEXT // _BLOCK, dummy_row=_ROWS)
+    step: Any = make_step_input([], bucket, max_blocks=_CONTEXT // _BLOCK, buckets=Buckets(_CHUNK, _ROWS))
+    rows: Any = np.zeros(_ROWS + 1, np.int32)
+    newest = Newest(rows, rows, DraftState(array(_ROWS + 1, 0, dtype="int32")))
     return Case(
-        partial(forward, config=config, has_prefill=has_prefill, max_rows=_ROWS, backend=backend),
-        (params, KVCache((KVLayer(pool, pool),) * config.num_layers), np.zeros(_ROWS + 1, np.int32), step),
+        partial(forward, config=config, bucket=bucket, max_places=_ROWS, backend=backend),
+        (params, KVCache((KVLayer(pool, pool),) * config.num_layers), newest, step),
         donate=(1,),
         pool=f"bf16[{','.join(map(str, pool.shape))}]",
         expected={

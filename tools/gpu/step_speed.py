@@ -87,7 +87,7 @@ def _compile(session: Session, runner: Runner, size: _Size) -> Iterator[Result]:
         runner.buckets.pick(size.context, 1, has_prefill=True),
         *(runner.buckets.pick(batch, batch, has_prefill=False) for batch in size.batches),
     ]
-    wanted = {*buckets, *(runner.buckets.pick_rows(batch) for batch in size.batches), "copy"}
+    wanted = {*buckets, *(runner.buckets.pick_places(batch) for batch in size.batches), "copy"}
     todo = {str(key): (programs, key) for programs, key in runner.programs() if key in wanted}
     began = time.perf_counter()
     # Tracing holds the interpreter's lock anyway.

@@ -36,6 +36,7 @@ class Sizes:
         streams, stream: running streams beside long prompts, and (prompt, output) of each.
         long, num_long: (prompt, output) of a long request, and how many come, one after the other.
         chunk: most tokens of a step with chunked prefill, unless the configuration says.
+        copied, copies: a text that is to be copied and how much of it is, in tokens, and how many such texts there are.
     """
 
     context: int
@@ -50,6 +51,8 @@ class Sizes:
     long: tuple[int, int]
     num_long: int
     chunk: int
+    copied: tuple[int, int]
+    copies: int
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, exactly, offline, online
+from jaxserve.bench.claims.speculation import SPECULATION
 from jaxserve.bench.records import percentile
 from jaxserve.bench.workloads import Text, mixed_lengths
 from jaxserve.config import EngineConfig
@@ -31,6 +32,8 @@ FULL = Sizes(
     long=(2000, 16),
     num_long=4,
     chunk=512,
+    copied=(256, 128),
+    copies=8,
 )
 QUICK = replace(
     FULL, regions=4, mixed=FULL.mixed[:16], seats=4, later=3, streams=4, stream=(32, 64), long=(2000, 4), num_long=1
@@ -204,5 +207,6 @@ CLAIMS: Mapping[str, Claim] = {
             ),
             _less("p99 gap", "the worst gaps are shorter (ms)"),
         ),
+        SPECULATION,
     )
 }

@@ -45,6 +45,8 @@ struct Queries {
   const int32_t* table;
   int64_t head;            // first KV head
   int64_t token;           // first query token
+  int64_t row_position;    // slot of the row's first query token
+  const uint32_t* tree;    // of the first query: bits of the row's query tokens that it sees; null where it sees all before it
   bool few;                // whether the whole row has few queries
 
   Queries(const AttentionArgs& args, const AttentionItem& item) : a(args) {
@@ -52,9 +54,12 @@ struct Queries {
     rows_of_head = item.count * group;
     rows = rows_of_head * item.kv_heads;
     int64_t queries = a.query_start[item.row + 1] - a.query_start[item.row];
-    first_position = a.kv_lens[item.row] - queries + item.first;
+    row_position = a.kv_lens[item.row] - queries;
+    first_position = row_position + item.first;
     end = first_position + item.count;
-    begin = a.window > 0 && first_position + 1 > a.window ? first_position + 1 - a.window : 0;
+    tree = item.row < a.num_trees ? a.tree + (item.row * a.tree_queries + item.first) * a.tree_words : nullptr;
+    int64_t oldest = (tree ? row_position : first_position) + 1 - a.window;
+    begin = a.window > 0 && oldest > 0 ? oldest : 0;
     few = queries <= kFewQueries;
     table = a.block_tables + item.row * a.max_blocks;
     head = item.kv_head;
@@ -86,24 +91,46 @@ struct Queries {
     }
   }
 
-  // Tokens [low, high) of the chunk at `start` that query row `r` sees, counted within the chunk.
+  // Tokens [low, high) of the chunk at `start` that query row `r` sees, counted within the chunk; in a tree, not all of them.
   void range(int64_t r, int64_t start, int64_t chunk, int64_t* low, int64_t* high) const {
-    int64_t position = first_position + r % rows_of_head / group;
+    int64_t query = r % rows_of_head / group, position = first_position + query;
     *high = least(position + 1 - start, chunk);
-    *low = a.window > 0 && position + 1 - a.window > start ? least(position + 1 - a.window - start, chunk) : 0;
+    *low = 0;
+    if (a.window == 0) return;
+    int64_t oldest = position + 1 - a.window;
+    if (tree != nullptr) {  // a query's position in its sequence counts what it sees; of the tree, a window hides nothing
+      int64_t depth = -1;
+      for (int64_t word = 0; word < a.tree_words; word++) depth += __builtin_popcount(tree[query * a.tree_words + word]);
+      oldest = least(row_position + depth + 1 - a.window, row_position);
+    }
+    if (oldest > start) *low = least(oldest - start, chunk);
+  }
+
+  // Mask the scores of tokens [low, high) of the chunk at `start` that another branch of the tree holds.
+  void prune(int64_t r, int64_t start, int64_t low, int64_t high, float* scores) const {
+    if (tree == nullptr) return;
+    const uint32_t* bits = tree + r % rows_of_head / group * a.tree_words;
+    for (int64_t i = low > row_position - start ? low : row_position - start; i < high; i++) {
+      int64_t other = start + i - row_position;
+      if ((bits[other / 32] >> (other % 32) & 1) == 0) scores[i] = kMasked;
+    }
   }
 };
 
-// Running softmax of one query row: turn scores [chunk] into weights, and give the factor of what was summed before.
+// Running softmax of one query row.
 struct Softmax {
   float top = kMasked;
   float total = 0;
 
-  float step(float* scores, int64_t low, int64_t high, int64_t chunk, float soft_cap) {
+  // Turn scores of the chunk at `start`, of which query row `r` sees [low, high), into weights, and give the factor of what
+  // was summed before.
+  float step(const Queries& s, int64_t r, int64_t start, int64_t low, int64_t high, int64_t chunk, float* scores) {
+    const float soft_cap = s.a.soft_cap;
     if (soft_cap > 0)
       for (int64_t i = 0; i < chunk; i += kLanes) store(scores + i, soft_cap * hyperbolic_tangent(load(scores + i) / soft_cap));
     for (int64_t i = 0; i < low; i++) scores[i] = kMasked;
     for (int64_t i = high; i < chunk; i++) scores[i] = kMasked;
+    s.prune(r, start, low, high, scores);
     Vec tops = splat(top);
     for (int64_t i = 0; i < chunk; i += kLanes) tops = larger(load(scores + i), tops);
     float new_top = largest(tops);
@@ -201,7 +228,7 @@ void attend_few(const Queries& s, const float* q, Softmax* softmax, float* sums)
         }
         dots(q + r * dim, keys + j, head, dim, scores + j);
       }
-      float keep = softmax[r].step(scores, low, high, kFewChunk, s.a.soft_cap);
+      float keep = softmax[r].step(s, r, start, low, high, kFewChunk, scores);
       float* out = sums + r * dim;
       int64_t d = 0;
       for (; d + 8 * kLanes <= dim; d += 8 * kLanes) weigh<8>(scores + low, values + low, head + d, high - low, keep, out + d);
@@ -257,7 +284,7 @@ void attend_many(const Queries& s, const float* q, Softmax* softmax, float* sums
     for (int64_t r = 0; r < rows; r++) {
       int64_t low, high;
       s.range(first + r, start, kManyChunk, &low, &high);
-      float keep = softmax[first + r].step(scores + r * kManyChunk, low, high, kManyChunk, s.a.soft_cap);
+      float keep = softmax[first + r].step(s, first + r, start, low, high, kManyChunk, scores + r * kManyChunk);
       if (keep == 1) continue;
       float* out = sums + (first + r) * dim;
       for (int64_t d = 0; d < dim; d += kLanes) store(out + d, load(out + d) * keep);

@@ -152,11 +152,12 @@ std::vector<AttentionItem> attention_items(const AttentionArgs& args, int64_t ro
   return items;
 }
 
-// q [T, H, D] over pools [N, S, K, D], with query_start [R + 1], kv_lens [R] and block_tables [R, B] -> like q
+// q [T, H, D] over pools [N, S, K, D], with query_start [R + 1], kv_lens [R] and block_tables [R, B] -> like q. Trees come with
+// two arrays more: tree [R, Q, words], and how many rows have one [].
 ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k_cache, ffi::AnyBuffer v_cache,
                           ffi::Buffer<ffi::DataType::S32> query_start, ffi::Buffer<ffi::DataType::S32> kv_lens,
-                          ffi::Buffer<ffi::DataType::S32> block_tables, ffi::Result<ffi::AnyBuffer> out, float scale,
-                          int64_t window, float soft_cap) {
+                          ffi::Buffer<ffi::DataType::S32> block_tables, ffi::RemainingArgs trees,
+                          ffi::Result<ffi::AnyBuffer> out, float scale, int64_t window, float soft_cap) {
   AttentionArgs args{};
   if (!float_type(q.element_type(), &args.type)) return invalid("paged_attention: q is not of a float type");
   if (!float_type(k_cache.element_type(), &args.kv_type)) return invalid("paged_attention: the pools are not of a float type");
@@ -178,6 +179,15 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   int64_t rows = kv_lens.dimensions()[0];
   if (args.dim % kPanel != 0 || args.heads % args.kv_heads != 0 || k_cache.dimensions()[3] != args.dim)
     return invalid("paged_attention: shapes do not fit");
+  if (trees.size() == 2) {
+    auto tree = trees.get<ffi::Buffer<ffi::DataType::U32, 3>>(0);
+    auto num_trees = trees.get<ffi::BufferR0<ffi::DataType::S32>>(1);
+    if (!tree.has_value() || !num_trees.has_value()) return invalid("paged_attention: trees are of another type or shape");
+    args.tree = tree->typed_data();
+    args.num_trees = *num_trees->typed_data();
+    args.tree_queries = tree->dimensions()[1];
+    args.tree_words = tree->dimensions()[2];
+  }
 
   // Tokens that no row owns give zeros; rows own the tokens before them.
   int64_t token_bytes = static_cast<int64_t>(q.size_bytes()) / q.dimensions()[0];
@@ -243,6 +253,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_paged_attention, jaxserve::PagedAttention
                                   .Arg<S32>()
                                   .Arg<S32>()
                                   .Arg<S32>()
+                                  .RemainingArgs()
                                   .Ret<AnyBuffer>()
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("window")

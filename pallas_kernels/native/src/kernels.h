@@ -53,6 +53,9 @@ struct AttentionArgs {
   const int32_t* query_start;   // [rows + 1]
   const int32_t* kv_lens;       // [rows]
   const int32_t* block_tables;  // [rows, max_blocks]
+  const uint32_t* tree;         // [rows, tree_queries, tree_words], or null: which of its row's query tokens each one sees
+  int64_t num_trees;            // that many rows, from the first, have one
+  int64_t tree_queries, tree_words;
   int64_t heads, kv_heads, dim, block_size, max_blocks;
   float scale;
   int64_t window;   // 0: none

@@ -1,0 +1,90 @@
+"""Weights into memory, in the form that suits the machine and the flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.config import ModelOptions
+from jaxserve.errors import ConfigError, ShapeMismatchError
+from jaxserve.logging import get_logger
+from jaxserve.quantization import KEPT_KINDS, WeightForm, describe, has_quantised
+from jaxserve.speculative import medusa_specs
+from jaxserve.weights import MedusaHeads, OpenedModel, load_params
+from pallas_kernels.packed_matmul import select_backend
+
+__all__ = ["load_heads", "load_weights"]
+
+_log = get_logger(__name__)
+
+
+def load_weights(options: ModelOptions, opened: OpenedModel, dtype: jnp.dtype) -> dict[str, Any]:
+    """The parameters of a model. ConfigError: the flags ask for a form that it cannot have."""
+    form = _weight_form(options, opened)
+    params = opened.load(dtype, form=form)
+    if form.activation_bits == 8 and not has_quantised(params):
+        raise ConfigError(
+            f"--activation-quantization int8 needs quantised weights, and --quantization {form.quantization} found no "
+            f"matrix of {opened.name} that it could quantise. Leave it at none."
+        )
+    _log.info("weights of %s in memory: %s", opened.name, describe(params))
+    return params
+
+
+def load_heads(options: ModelOptions, heads: MedusaHeads, sizes: tuple[int, int], dtype: jnp.dtype) -> dict[str, Any]:
+    """The parameters of Medusa heads for a model of ``sizes`` (hidden size, vocabulary). LoadError: they do not fit.
+
+    Drafts need not be exact: where int8 saves time, which is where there are native kernels, the heads are int8 unless
+    floats are asked for.
+    """
+    hidden_size, num_tokens = sizes
+    if heads.vocabulary is not None:
+        if heads.vocabulary.max() >= num_tokens:
+            raise ShapeMismatchError(f"medusa_vocabulary has token {heads.vocabulary.max()}, the model {num_tokens}.")
+        num_tokens = len(heads.vocabulary)
+    backend, _ = select_backend("auto", activation_bits=16)
+    native = backend == "cpu"
+    wanted = "int8" if native and options.quantization != "none" else "none"
+    form = WeightForm(wanted, packed=native, backend=backend)
+    specs = {"heads": medusa_specs(heads.num_heads, heads.num_layers, hidden_size, num_tokens)}
+    params = load_params(specs, heads.reader, dtype.name, form=form)
+    _log.info("%d Medusa heads in memory: %s", heads.num_heads, describe(params))
+    return params | {"vocabulary": None if heads.vocabulary is None else jax.device_put(heads.vocabulary)}
+
+
+def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:
+    """Which leaves the weights become. Without a native kernel they are plain, unless something else is asked for."""
+    asked = options.quantization
+    activation_bits = 8 if options.activation_quantization == "int8" else 16
+    backend, why = select_backend("auto", activation_bits=activation_bits)
+    if activation_bits == 8 and jax.default_backend() != "cpu":
+        raise ConfigError(
+            "--activation-quantization int8 is made for the CPU's native kernels, and the device is "
+            f"{jax.default_backend()}: there every product would unpack its whole weight. Leave it at none."
+        )
+    native = backend == "cpu"  # on GPUs only quantised weights are packed, and only if that is asked for
+    if asked == "gguf" and not (opened.kept_kinds or opened.has_random_weights):
+        raise ConfigError(
+            f"--quantization gguf keeps the blocks of a quantised GGUF file, but no matrix of {opened.name} is of a "
+            f"kind that can be kept ({', '.join(KEPT_KINDS)}). Use auto, none or int8."
+        )
+    if asked == "auto":
+        asked = "gguf" if native and opened.kept_kinds else "none"
+    form = WeightForm(asked, packed=native, backend=backend, activation_bits=activation_bits)
+    if activation_bits == 8 and not form.is_quantised:
+        raise ConfigError(
+            "--activation-quantization int8 needs quantised weights, and those of this model are floats: add "
+            "--quantization int8 or, for a quantised GGUF file, --quantization gguf"
+        )
+    if native or (form.is_quantised and backend != "reference"):
+        _log.info("products with packed weights: %s (%s)", backend, why)
+    elif form.is_quantised:
+        _log.warning(
+            "--quantization %s saves memory here but no time: without a native kernel for %s every product unpacks its "
+            "whole weight, which is slow",
+            asked,
+            jax.default_backend(),
+        )
+    return form

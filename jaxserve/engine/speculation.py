@@ -1,0 +1,188 @@
+"""From the flags of speculation to settings, and to what decides how many guesses are verified.
+
+Three ways lead to the same settings: vLLM's older flags (``--speculative-model``, …), its newer ones (``--spec-…``) and
+its JSON (``--speculative-config``). They may be mixed where they do not contradict each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.config import SpeculativeConfig
+from jaxserve.errors import ConfigError
+from jaxserve.runner import Buckets
+from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculation, Speculation
+
+__all__ = ["SpeculativeSettings", "make_speculation", "resolve"]
+
+_DEFAULT_DRAFTS = {"ngram": 5, "draft_model": 4, "medusa": 4}
+_LOOKUP = (4, 2)  # longest and shortest match
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeSettings:
+    """What the flags ask for.
+
+    Attributes:
+        method: what guesses.
+        model: the draft model or heads, None for a method without any, or for those that were trained here.
+        num_drafts: most drafts of a sequence in a step.
+        longest, shortest: tokens that an n-gram match has.
+        adaptive: whether it is measured how many drafts pay.
+        is_default: nobody asked for ``num_drafts``: it may be lowered to what there is.
+    """
+
+    method: str
+    model: str | None
+    num_drafts: int
+    longest: int
+    shortest: int
+    adaptive: bool
+    is_default: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A setting, and the flag that it came from."""
+
+    value: Any
+    flag: str
+
+
+def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSettings | None:
+    """The settings, or None where no method is asked for.
+
+    Args:
+        config: the flags.
+        max_tokens: most tokens of a step.
+
+    Raises:
+        ConfigError: flags contradict each other, or one has a value that cannot work.
+    """
+    values = _merge(config)
+    method, model = _method(values)
+    if method is None:
+        unused = next(iter(values.values()), None)
+        if unused is not None:
+            raise ConfigError(f"{unused.flag} needs a method: set --speculative-model (or --spec-method).")
+        return None
+    if values.get("longest") is None and "shortest" in values:
+        longest = max(_LOOKUP[0], _integer(values, "shortest", 0, 1, 64))
+    else:
+        longest = _integer(values, "longest", _LOOKUP[0], 1, 64)
+    shortest = _integer(values, "shortest", min(_LOOKUP[1], longest), 1, 64)
+    if shortest > longest:
+        raise ConfigError(
+            f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
+        )
+    # A row's newest token and its drafts are one step's work.
+    num_drafts = _integer(values, "num_drafts", min(_DEFAULT_DRAFTS[method], max_tokens - 1), 1, max_tokens - 1)
+    return SpeculativeSettings(
+        method, model, num_drafts, longest, shortest, config.speculative_adaptive, "num_drafts" not in values
+    )
+
+
+def make_speculation(
+    settings: SpeculativeSettings | None, buckets: Buckets, max_depth: int | None = None
+) -> Speculation:
+    """What decides how many drafts are verified; ``max_depth`` is the most on a path, None for chains."""
+    if settings is None:
+        return NoSpeculation()
+    lookahead = settings.num_drafts if settings.method == "draft_model" else 0
+    if not settings.adaptive:
+        return FixedSpeculation(settings.num_drafts, lookahead, max_depth)
+    return AdaptiveSpeculation(
+        settings.num_drafts,
+        pad=lambda tokens, rows: buckets.pick(tokens, rows, has_prefill=False).tokens,
+        lookahead=lookahead,
+        max_depth=max_depth,
+    )
+
+
+def _merge(config: SpeculativeConfig) -> dict[str, _Value]:
+    """All that was set, by one name each."""
+    sources = (
+        ("model", "--speculative-model", config.speculative_model),
+        ("model", "--spec-model", config.spec_model),
+        ("method", "--spec-method", config.spec_method),
+        ("num_drafts", "--num-speculative-tokens", config.num_speculative_tokens),
+        ("num_drafts", "--spec-tokens", config.spec_tokens),
+        ("longest", "--ngram-prompt-lookup-max", config.ngram_prompt_lookup_max),
+        ("shortest", "--ngram-prompt-lookup-min", config.ngram_prompt_lookup_min),
+        *_read_json(config.speculative_config),
+    )
+    merged: dict[str, _Value] = {}
+    for name, flag, value in sources:
+        if value is None:
+            continue
+        earlier = merged.setdefault(name, _Value(value, flag))
+        if earlier.value != value:
+            raise ConfigError(f"{earlier.flag} is {earlier.value!r}, but {flag} is {value!r}: give one of them.")
+    return merged
+
+
+_JSON_NAMES = {
+    "model": "model",
+    "method": "method",
+    "num_speculative_tokens": "num_drafts",
+    "prompt_lookup_max": "longest",
+    "prompt_lookup_min": "shortest",
+}
+
+
+def _read_json(given: str | None) -> list[tuple[str, str, Any]]:
+    """The entries of --speculative-config under our names."""
+    if given is None:
+        return []
+    try:
+        entries = json.loads(given)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config is no JSON: {error}.") from None
+    if not isinstance(entries, Mapping):
+        raise ConfigError(f"--speculative-config must be a JSON object, got {given}.")
+    found = []
+    for key, value in entries.items():
+        if key not in _JSON_NAMES:
+            near = difflib.get_close_matches(key, _JSON_NAMES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" It knows {', '.join(_JSON_NAMES)}."
+            raise ConfigError(f"--speculative-config: unknown key {key!r}.{hint}")
+        found.append((_JSON_NAMES[key], f"{key!r} of --speculative-config", value))
+    return found
+
+
+def _method(values: Mapping[str, _Value]) -> tuple[str | None, str | None]:
+    """The method, which is named or told by the model, and the draft model or heads if they are named."""
+    named, model = values.get("method"), values.get("model")
+    for given in (named, model):
+        if given is not None and (not isinstance(given.value, str) or not given.value):
+            raise ConfigError(f"{given.flag} must be a text, got {given.value!r}.")
+    keyword = None if model is None else model.value.strip("[]")
+    if keyword not in _DEFAULT_DRAFTS or keyword == "draft_model":
+        keyword = None
+    if named is None and model is None:
+        return None, None
+    method = str(named.value) if named else keyword or "draft_model"
+    if named and method not in _DEFAULT_DRAFTS:
+        raise ConfigError(f"{named.flag} must be one of {', '.join(_DEFAULT_DRAFTS)}, got {method!r}.")
+    if method == "draft_model":
+        if model is None or keyword:
+            raise ConfigError("the method draft_model needs a model: set --speculative-model (or --spec-model).")
+        return method, model.value
+    if method == "medusa":
+        return method, None if model is None or keyword == method else model.value
+    if model is not None and keyword != method:
+        raise ConfigError(f"{model.flag} is {model.value!r}, but the method {method} has no model: leave it out.")
+    return method, None
+
+
+def _integer(values: Mapping[str, _Value], name: str, default: int, low: int, high: int) -> int:
+    if name not in values:
+        return default
+    value, flag = values[name].value, values[name].flag
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{flag} must be an integer from {low} to {high}, got {value!r}.")
+    return value

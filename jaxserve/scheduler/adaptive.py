@@ -1,0 +1,240 @@
+"""As many drafts as pay: chosen from how often they are right and from what steps of each size cost.
+
+Drafts are worth their expected number of right ones: for each the product of the chances on its path, itself included.
+They cost what the step takes longer. Of all drafts of a step's requests, the most promising are taken for as long as
+tokens per second rise (the goodput of Liu et al. 2024, arXiv:2406.14066, per draft instead of per batch).
+
+Both sides are measured. A request's drafts are compared with the tokens that came, whether they were verified or not,
+so that chances are known without a trial: that of a draft, by its number, to be right if its parent is. Where the next
+tree is still in the making, it is taken to have the shape of the one before. Times are medians by padded size; sizes
+that were not seen lie on the line between their neighbours, and above the largest they are taken to cost what that
+does, which is soon corrected.
+
+Where nothing pays for a while, nobody proposes any more, and it is tried again after 16 steps, then 32, up to 1024.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import median
+
+from jaxserve.logging import get_logger
+from jaxserve.plan import NO_DRAFTS, Drafts
+from jaxserve.request import Request
+from jaxserve.scheduler.speculation import NoSpeculation
+
+__all__ = ["AdaptiveSpeculation", "StepCosts"]
+
+_log = get_logger(__name__)
+
+_WEIGHT = 0.15
+"""Share of the newest observation in a chance."""
+
+_MARGIN = 1.02
+"""How many times the tokens per second without drafts those with drafts must promise."""
+
+_SAMPLES = 15  # of which a time is the median
+_PROBE = 12  # steps with proposals before it is decided that they are not worth it
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 1024  # steps without
+
+
+class StepCosts:
+    """What steps of a size take, by measurement."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._sizes: list[int] = []
+        self._medians: list[float] = []
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """A step of ``num_tokens`` padded tokens took so long."""
+        self._seconds.setdefault(num_tokens, deque(maxlen=_SAMPLES)).append(seconds)
+        self._sizes = sorted(self._seconds)
+        # A larger step is never cheaper: where it seems so, it is noise.
+        self._medians = list(accumulate((median(self._seconds[size]) for size in self._sizes), max))
+
+    def seconds(self, num_tokens: int) -> float:
+        """Estimate for a step of ``num_tokens``; 1.0 while nothing is known."""
+        at = bisect_left(self._sizes, num_tokens)
+        if not self._sizes:
+            return 1.0
+        if at == len(self._sizes) or at == 0:
+            return self._medians[min(at, len(self._sizes) - 1)]
+        left, right = self._sizes[at - 1], self._sizes[at]
+        share = (num_tokens - left) / (right - left)
+        return self._medians[at - 1] * (1 - share) + self._medians[at] * share
+
+
+@dataclass(slots=True)
+class _Chances:
+    """How often drafts are right.
+
+    Attributes:
+        right: by number the chance of a draft whose parent is right.
+        there: chance that there are drafts at all, by whether there were some before.
+    """
+
+    right: list[float]
+    there: dict[bool, float] = field(default_factory=lambda: {False: 0.5, True: 0.9})
+
+    def copy(self) -> _Chances:
+        return _Chances(list(self.right), dict(self.there))
+
+    def note_children(self, children: Iterable[int], right: int) -> None:
+        """The parent of these drafts was right, and of them the one numbered ``right``; they count from 1."""
+        for node in children:
+            self.right[node - 1] += _WEIGHT * ((node == right) - self.right[node - 1])
+
+    def note_presence(self, before: bool, now: bool) -> None:
+        self.there[before] += _WEIGHT * (now - self.there[before])
+
+
+@dataclass(slots=True)
+class _Track:
+    """What is known of one request.
+
+    Attributes:
+        chances: its own.
+        trial: the drafts that are being compared with what comes; none between two trials.
+        node: the last of these that was right.
+        parents: of the newest drafts that there were.
+        had_drafts: whether that was the last time.
+    """
+
+    chances: _Chances
+    parents: tuple[int, ...]
+    trial: Drafts = NO_DRAFTS
+    node: int = 0
+    had_drafts: bool = False
+
+
+class AdaptiveSpeculation(NoSpeculation):
+    """Drafts that pay.
+
+    Args:
+        num_drafts: most per request and step.
+        pad: the padded size of a step of so many tokens and rows.
+        lookahead, max_depth: see ``Speculation``; without a depth, drafts are chains.
+    """
+
+    def __init__(
+        self, num_drafts: int, pad: Callable[[int, int], int], lookahead: int = 0, max_depth: int | None = None
+    ) -> None:
+        super().__init__(num_drafts if max_depth is None else max_depth, lookahead)
+        self._num_drafts = num_drafts
+        self._pad = pad
+        self.costs = StepCosts()
+        self._tracks: dict[str, _Track] = {}
+        self._prior = _Chances([0.5] * num_drafts)
+        self._parents = tuple(range(num_drafts))  # of the newest drafts of anybody
+        self._idle_steps = 0
+        self._pause = 0
+        self._next_pause = _SHORTEST_PAUSE
+
+    @property
+    def proposes(self) -> bool:
+        """Whether drafts are to be made."""
+        return self._pause == 0
+
+    def choose(self, requests: Sequence[Request], num_others: int) -> Mapping[str, int]:
+        """Number of drafts of each request that pays."""
+        if self._pause:
+            self._pause -= 1
+            return {}
+        chosen = self._best(requests, len(requests) + num_others)
+        self._idle_steps = 0 if chosen else self._idle_steps + bool(requests)
+        if chosen:
+            self._next_pause = _SHORTEST_PAUSE
+        elif self._idle_steps >= _PROBE:
+            self._rest()
+        return chosen
+
+    def note(self, request: Request, num_drafts: int, tokens: tuple[int, ...], proposed: Drafts) -> None:
+        """Compare the request's drafts with its tokens, whether these drafts were verified or not."""
+        super().note(request, num_drafts, tokens, proposed)
+        track = self._tracks.get(request.id)
+        if track is None:
+            track = self._tracks[request.id] = _Track(self._prior.copy(), self._parents)
+        for token in tokens:
+            self._compare(track, token)
+        if not _children(track.trial, track.node):
+            track.trial, track.node = proposed, 0
+        has_drafts = bool(proposed.tokens)
+        if has_drafts:
+            self._parents = track.parents = proposed.parents
+        for chances in (track.chances, self._prior):
+            chances.note_presence(track.had_drafts, has_drafts)
+        track.had_drafts = has_drafts
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._tracks.pop(request.id, None)
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """A step without prompt chunks, of ``num_tokens`` padded tokens, took so long."""
+        self.costs.note(num_tokens, seconds)
+
+    def _compare(self, track: _Track, token: int) -> None:
+        """A token came: it is one of the drafts after those that were right, or ends the trial."""
+        children = _children(track.trial, track.node)
+        right = next((node for node in children if track.trial.tokens[node - 1] == token), 0)
+        for chances in (track.chances, self._prior):
+            chances.note_children(children, right)
+        track.node = right
+        if not right:
+            track.trial = NO_DRAFTS
+
+    def _rest(self) -> None:
+        _log.info("speculation pauses for %d steps: drafts do not pay", self._next_pause)
+        self._pause = self._next_pause
+        self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        self._idle_steps = 0
+        self.stats.note_disabled("no gain")
+        for track in self._tracks.values():  # what is proposed after the pause follows other tokens
+            track.trial, track.node = NO_DRAFTS, 0
+
+    def _best(self, requests: Sequence[Request], num_rows: int) -> dict[str, int]:
+        """The drafts with the most expected tokens per second, if that is more than without any."""
+        gains = sorted(
+            ((gain, request.id) for request in requests for gain in self._gains(request)), key=lambda item: -item[0]
+        )
+        expected = float(num_rows)
+        best_speed, best = _MARGIN * expected / self._cost(num_rows, num_rows), 0
+        for count, (gain, _) in enumerate(gains, start=1):
+            expected += gain
+            speed = expected / self._cost(num_rows + count, num_rows)
+            if speed > best_speed:
+                best_speed, best = speed, count
+        chosen: dict[str, int] = {}
+        for _, request_id in gains[:best]:
+            chosen[request_id] = chosen.get(request_id, 0) + 1
+        return chosen
+
+    def _cost(self, num_tokens: int, num_rows: int) -> float:
+        return self.costs.seconds(self._pad(num_tokens, num_rows))
+
+    def _gains(self, request: Request) -> list[float]:
+        """Chance of each draft to be right together with its path, but none more than those before it.
+
+        For it cannot be verified without them.
+        """
+        track = self._tracks.get(request.id)
+        chances = track.chances if track else self._prior
+        if request.pending:
+            there = chances.there[bool(track and track.had_drafts)]
+            parents = track.parents if track else self._parents
+        else:
+            there, parents = 1.0, request.drafts.parents
+        gains = [there]
+        for right, parent in zip(chances.right, parents, strict=False):
+            gains.append(right * gains[parent])
+        return list(accumulate(gains[1:], min))
+
+
+def _children(drafts: Drafts, node: int) -> list[int]:
+    """The drafts that follow a node; they count from 1."""
+    return [child for child, parent in enumerate(drafts.parents, start=1) if parent == node]

@@ -1,0 +1,115 @@
+"""A draft model or Medusa heads beside the served model: loaded, used, or refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve import LLM, SamplingParams
+from jaxserve.config import ModelOptions, SpeculativeConfig
+from jaxserve.engine.drafts import open_drafts
+from jaxserve.engine.speculation import resolve
+from jaxserve.errors import ConfigError
+from jaxserve.tokenizer import load_tokenizer
+from jaxserve.weights import default_drafts, open_model, save_medusa
+from tests.tokenizer.samples import byte_level_metadata
+from tests.weights.checkpoints import tiny_model, write_gguf
+
+SETTINGS: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "warmup": False}
+SETTINGS |= {"weight_cache_dir": "off", "num_gpu_blocks_override": 20, "speculative_adaptive": False}
+
+
+def write(path: Path, merge: str = "a b", **more: int) -> Path:
+    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, **more}
+    model = tiny_model("llama", tie_word_embeddings=True, **sizes)
+    write_gguf(path, model, "llama", metadata=byte_level_metadata("gpt-2", [merge]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("target") / "model.gguf")
+
+
+def test_a_draft_model_is_served_beside_the_model(target: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = [list(range(20, 40)), [7, 8, 9]]
+    with LLM(target, **SETTINGS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    for draft, least in ((target, 0.95), (write(tmp_path / "draft.gguf", num_hidden_layers=1), 0.0)):
+        with LLM(target, speculative_model=str(draft), **SETTINGS) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            stats = llm.engine.stats().speculation
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert stats.num_draft_tokens > 20
+        assert stats.num_accepted_tokens >= least * stats.num_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"vocab_size": 300}, "has a vocabulary of 300 tokens, the served model one of 288"),
+        ({"merge": "c d"}, "has another vocabulary: token 260 is 'cd', in the served model 'ab'"),
+        ({"max_position_embeddings": 32}, "its longest context is 32 tokens, less than the 64 that are served"),
+        (None, "--speculative-model: .*no/such"),
+    ],
+    ids=str,
+)
+def test_a_draft_model_that_cannot_work_is_refused(
+    target: Path, tmp_path: Path, draft: dict[str, Any] | None, message: str
+) -> None:
+    path = "/no/such" if draft is None else str(write(tmp_path / "draft.gguf", **draft))
+    with pytest.raises(ConfigError, match=message):
+        LLM(target, speculative_model=path, **SETTINGS)
+
+
+def write_heads(path: Path, hidden_size: int = 32, vocabulary: int | None = None) -> Path:
+    block = {"weight": np.zeros((hidden_size, hidden_size)), "bias": np.zeros(hidden_size)}
+    head = {"blocks": [block], "out": np.zeros((288, hidden_size))}
+    tokens = None if vocabulary is None else np.arange(vocabulary - 288, vocabulary, dtype=np.int32)
+    save_medusa(path, [head, head], "other/model", tokens, {})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("heads", "flags", "message"),
+    [
+        ({}, {"num_speculative_tokens": 3}, "--num-speculative-tokens is 3, but the 2 Medusa heads of .* give 2"),
+        ({"hidden_size": 64}, {}, r"made for other/model and do not fit .*0.0.linear.bias has shape \[64\]"),
+        ({"vocabulary": 300}, {}, "medusa_vocabulary has token 299, the model 288"),
+        (None, {"spec_method": "medusa"}, "--speculative-model: .*no/such"),
+        (None, {"speculative_model": "medusa"}, "jaxserve train-draft --method medusa .*model.gguf data.jsonl"),
+    ],
+    ids=str,
+)
+def test_heads_that_cannot_work_are_refused(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heads: dict[str, Any] | None,
+    flags: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = "/no/such" if heads is None else str(write_heads(tmp_path / "heads", **heads))
+    with pytest.raises(ConfigError, match=message):
+        LLM(target, **{"speculative_model": path, **flags}, **SETTINGS)
+
+
+def test_heads_are_found_where_training_leaves_them(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_heads(default_drafts("medusa", str(target)))
+    options = ModelOptions(model=str(target))
+    opened = open_model(options)
+    tokenizer = load_tokenizer(opened.tokenizer_path, opened.gguf_metadata, None)
+    for flags in ({"speculative_model": "medusa"}, {"spec_method": "medusa", "spec_tokens": 1}):
+        settings = resolve(SpeculativeConfig(**flags), max_tokens=16)  # type: ignore[arg-type]
+        found = open_drafts(settings, options, tokenizer, opened.config)
+        assert found.settings is not None
+        assert found.settings.method == "medusa"
+        assert found.settings.num_drafts == found.max_depth == (1 if "spec_tokens" in flags else 2)

@@ -1,0 +1,86 @@
+"""The flags of speculation: three ways to say the same, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.speculation import SpeculativeSettings, resolve
+from jaxserve.errors import ConfigError
+
+NGRAM = SpeculativeSettings("ngram", None, num_drafts=5, longest=4, shortest=2, adaptive=True)
+
+
+def settings(**flags: Any) -> SpeculativeSettings | None:
+    return resolve(EngineConfig.from_flat(flags).speculative, max_tokens=64)
+
+
+def test_off_by_default() -> None:
+    assert settings() is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"speculative_model": "[ngram]"},
+        {"spec_method": "ngram"},
+        {"spec_model": "ngram", "spec_tokens": 5},
+        {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5}'},
+        {"speculative_config": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}},
+        {"speculative_model": "[ngram]", "spec_tokens": 5, "speculative_config": {"num_speculative_tokens": 5}},
+    ],
+)
+def test_every_way_gives_the_same(flags: dict[str, Any]) -> None:
+    assert settings(**flags) == NGRAM
+
+
+def test_a_path_is_a_draft_model() -> None:
+    wanted = SpeculativeSettings("draft_model", "/a/model", num_drafts=4, longest=4, shortest=2, adaptive=True)
+    assert settings(speculative_model="/a/model") == wanted
+    assert settings(spec_method="draft_model", spec_model="/a/model") == wanted
+
+
+def test_values_are_taken_over() -> None:
+    given = {"num_speculative_tokens": 3, "ngram_prompt_lookup_max": 9, "ngram_prompt_lookup_min": 1}
+    wanted = SpeculativeSettings("ngram", None, num_drafts=3, longest=9, shortest=1, adaptive=False)
+    assert settings(speculative_model="[ngram]", speculative_adaptive=False, **given) == wanted
+    alone = settings(speculative_model="[ngram]", ngram_prompt_lookup_min=7)
+    assert alone is not None
+    assert (alone.longest, alone.shortest) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_speculative_tokens": 3}, "--num-speculative-tokens needs a method"),
+        ({"spec_method": "magic"}, "--spec-method must be one of ngram, draft_model, medusa, got 'magic'"),
+        ({"spec_method": "draft_model"}, "draft_model needs a model"),
+        ({"spec_method": "draft_model", "speculative_model": "[ngram]"}, "draft_model needs a model"),
+        ({"spec_method": "ngram", "speculative_model": "/a/model"}, "'/a/model', but the method ngram has no model"),
+        ({"spec_method": "ngram", "spec_tokens": 0}, "--spec-tokens must be an integer from 1 to 63, got 0"),
+        ({"spec_method": "ngram", "spec_tokens": 64}, "--spec-tokens must be an integer from 1 to 63, got 64"),
+        (
+            {"spec_method": "ngram", "spec_tokens": 3, "num_speculative_tokens": 4},
+            "is 4, but --spec-tokens is 3",
+        ),
+        ({"spec_method": "ngram", "ngram_prompt_lookup_max": 0}, "--ngram-prompt-lookup-max must be an integer from 1"),
+        (
+            {"spec_method": "ngram", "ngram_prompt_lookup_max": 2, "ngram_prompt_lookup_min": 3},
+            r"--ngram-prompt-lookup-min \(3\) must not be more than --ngram-prompt-lookup-max \(2\)",
+        ),
+        ({"speculative_config": "{"}, "--speculative-config is no JSON"),
+        ({"speculative_config": "[1]"}, "must be a JSON object"),
+        ({"speculative_config": '{"methd": "ngram"}'}, "unknown key 'methd'. Did you mean 'method'"),
+        (
+            {"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": "3"})},
+            "'num_speculative_tokens' of --speculative-config must be an integer from 1 to 63, got '3'",
+        ),
+        ({"speculative_config": {"method": ["ngram"]}}, "must be a text"),
+    ],
+)
+def test_what_cannot_work_is_named(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**flags)
