@@ -47,15 +47,18 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._typical: dict[int, float] = {}
         self._sizes: list[int] = []
         self._medians: list[float] = []
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """A step of ``num_tokens`` padded tokens took so long."""
-        self._seconds.setdefault(num_tokens, deque(maxlen=_SAMPLES)).append(seconds)
-        self._sizes = sorted(self._seconds)
+        newest = self._seconds.setdefault(num_tokens, deque(maxlen=_SAMPLES))
+        newest.append(seconds)
+        self._typical[num_tokens] = median(newest)
+        self._sizes = sorted(self._typical)
         # A larger step is never cheaper: where it seems so, it is noise.
-        self._medians = list(accumulate((median(self._seconds[size]) for size in self._sizes), max))
+        self._medians = list(accumulate((self._typical[size] for size in self._sizes), max))
 
     def seconds(self, num_tokens: int) -> float:
         """Estimate for a step of ``num_tokens``; 1.0 while nothing is known."""
