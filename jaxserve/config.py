@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, nearest
 
 __all__ = [
     "CacheConfig",
@@ -205,7 +205,7 @@ class EngineConfig:
             own = {f.name: left.pop(f.name) for f in fields(kind) if f.name in left}
             parts[part.name] = kind(**own)
         if left:
-            raise ConfigError(f"unknown setting {sorted(left)[0]!r}.{_nearest(sorted(left)[0], cls.flat_names())}")
+            raise ConfigError(f"unknown setting {sorted(left)[0]!r}.{nearest(sorted(left)[0], cls.flat_names())}")
         return cls(**parts)
 
     @classmethod
@@ -265,10 +265,3 @@ def _check_texts(part: Any) -> None:
     for f in fields(part):
         if f.name != "model" and getattr(part, f.name) == "":
             raise ConfigError(f"{f.name} must not be empty.", f.name)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    import difflib
-
-    match = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""

@@ -17,6 +17,9 @@ A message names the field and the limit, so that it can be shown to a user as it
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "ConfigError",
     "CorruptFileError",
@@ -29,7 +32,14 @@ __all__ = [
     "RequestError",
     "ShapeMismatchError",
     "UnsupportedModelError",
+    "nearest",
 ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is most like it; empty if none is."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""
 
 
 class JaxserveError(Exception):

@@ -7,7 +7,6 @@ left to the dataclass.
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import types
 import typing
@@ -16,9 +15,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, nearest
 
-__all__ = ["Flag", "Parser", "add_flags", "flags_of", "nearest", "parse_size", "read_yaml"]
+__all__ = ["Flag", "Parser", "add_flags", "flags_of", "parse_size", "read_yaml"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 
@@ -173,12 +172,6 @@ def read_yaml(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
     return values
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like ``name``; empty if none is."""
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,14 +6,13 @@ its JSON (``--speculative-config``). They may be mixed where they do not contrad
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.config import SpeculativeConfig
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, nearest
 from jaxserve.runner import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculation, Speculation
 
@@ -147,8 +146,7 @@ def _read_json(given: str | None) -> list[tuple[str, str, Any]]:
     found = []
     for key, value in entries.items():
         if key not in _JSON_NAMES:
-            near = difflib.get_close_matches(key, _JSON_NAMES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" It knows {', '.join(_JSON_NAMES)}."
+            hint = nearest(key, _JSON_NAMES) or f" It knows {', '.join(_JSON_NAMES)}."
             raise ConfigError(f"--speculative-config: unknown key {key!r}.{hint}")
         found.append((_JSON_NAMES[key], f"{key!r} of --speculative-config", value))
     return found

@@ -6,12 +6,11 @@ the answer by definition, whatever their value. A name that nobody knows is refu
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxserve.errors import RequestError
+from jaxserve.errors import RequestError, nearest
 
 __all__ = ["CHAT_UNSUPPORTED", "COMPLETION_UNSUPPORTED", "strip"]
 
@@ -101,9 +100,7 @@ def strip(
         elif name not in _HARMLESS:
             if len(name) > _LONGEST_NAME:  # may be megabytes, which are neither compared nor sent back
                 raise RequestError(f"unknown parameter {reprlib.repr(name)}.")
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise RequestError(f"unknown parameter {name!r}.{hint}", name)
+            raise RequestError(f"unknown parameter {name!r}.{nearest(name, known)}", name)
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 import time
 from typing import Any
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxserve.errors import ModelNotFoundError
+from jaxserve.errors import ModelNotFoundError, nearest
 from jaxserve.server.jsonio import respond
 from jaxserve.server.protocol import Engine
 
@@ -36,9 +35,7 @@ class ServedModels:
             return self.names[0]
         if name not in self.names:
             short = len(name) <= _LONGEST_NAME  # or megabytes, which are neither compared nor sent back
-            near = difflib.get_close_matches(name, self.names, n=1) if short else []
-            shown = repr(name) if short else reprlib.repr(name)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            shown, hint = (repr(name), nearest(name, self.names)) if short else (reprlib.repr(name), "")
             served = ", ".join(map(repr, self.names))
             raise ModelNotFoundError(f"the model {shown} does not exist; served are: {served}.{hint}", "model")
         return name
