@@ -137,21 +137,29 @@ class SpeculativeConfig:
     speculative_model: str | None = _flag(
         None,
         "What guesses tokens ahead: [ngram] looks for earlier places in the same text; a smaller model (as MODEL) of "
-        "the same vocabulary; Medusa heads (folder or hub id); or medusa for the heads that train-draft made.",
+        "the same vocabulary; Medusa heads or an EAGLE head (folder or hub id); or medusa or eagle for those that "
+        "train-draft made.",
     )
     num_speculative_tokens: int | None = _flag(
-        None, "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 4 with a model or heads."
+        None,
+        "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 4 with a model "
+        "or heads, 8 in trees of EAGLE.",
     )
     ngram_prompt_lookup_max: int | None = _flag(None, "Most tokens that an n-gram match compares; 4 by default.")
     ngram_prompt_lookup_min: int | None = _flag(None, "Fewest tokens that must match; 2 by default.")
+    speculative_eagle_topk: int | None = _flag(
+        None, "EAGLE: guesses that follow each of the most likely ones; 1, the default, is a chain, more are a tree."
+    )
+    speculative_num_steps: int | None = _flag(None, "EAGLE: guesses on the longest path of a tree; 4 by default.")
     speculative_adaptive: bool = _flag(
         True, "Verify as many guesses as pay by measurement, maybe none; off verifies all."
     )
     speculative_config: str | None = _flag(
         None,
-        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min.",
+        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, "
+        "eagle_topk, num_steps.",
     )
-    spec_method: str | None = _flag(None, "The method by its name: ngram, draft_model or medusa.")
+    spec_method: str | None = _flag(None, "The method by its name: ngram, draft_model, medusa or eagle.")
     spec_model: str | None = _flag(None, "Another name of --speculative-model.")
     spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
 

@@ -78,6 +78,10 @@ class Text:
         self._seed = seed
         self._random = random.Random(f"text {seed}")
 
+    def of_other(self, tokens: Sequence[int]) -> Text:
+        """Windows of another corpus, by the same seed."""
+        return Text(tokens, self._seed)
+
     @property
     def longest(self) -> int:
         """Most tokens of a window."""

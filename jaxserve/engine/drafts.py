@@ -1,4 +1,4 @@
-"""What guesses, once it is known where it lies: a draft model, Medusa heads, or nothing that has weights.
+"""What guesses, once it is known where it lies: a draft model, heads of Medusa or EAGLE, or nothing with weights.
 
 Opening is cheap (settings and headers), so that all that cannot work is refused before the model's weights are read.
 """
@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.config import ModelOptions
-from jaxserve.engine.loading import load_heads, load_weights
+from jaxserve.engine.loading import load_eagle, load_heads, load_weights
 from jaxserve.engine.speculation import SpeculativeSettings
 from jaxserve.errors import ConfigError, LoadError
 from jaxserve.models.config import ModelConfig
-from jaxserve.speculative import DraftModelProposer, MedusaProposer, NgramProposer, NoProposer, Proposer
+from jaxserve.speculative import (
+    DraftModelProposer,
+    EagleHead,
+    EagleProposer,
+    MedusaProposer,
+    NgramProposer,
+    NoProposer,
+    Proposer,
+)
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
-from jaxserve.weights import default_drafts, is_medusa, open_medusa, open_model
+from jaxserve.weights import default_drafts, is_eagle, is_medusa, open_eagle, open_medusa, open_model
 
 __all__ = ["OpenedDrafts", "open_drafts"]
 
@@ -28,17 +36,19 @@ class OpenedDrafts:
 
     Attributes:
         settings: what the flags ask for, with what only the files tell; None where nothing guesses.
-        model: the draft model, which needs KV blocks beside those of the served one.
-        load: its parameters, from the dtype of the served model's activations (a jax dtype).
+        model: what needs KV blocks beside those of the served model: a draft model, or the layer of a head.
+        load: its parameters, from the dtype of the served model's activations (a jax dtype) and its parameters.
         propose: makes the proposer, from the dtype of the KV and the attention backend.
         max_depth: most drafts on a path, None for chains.
+        taps: see ``Proposer``.
     """
 
     settings: SpeculativeSettings | None
     model: ModelConfig | None
-    load: Callable[[Any], Any]
+    load: Callable[[Any, Any], Any]
     propose: Callable[[str, str], Proposer]
     max_depth: int | None = None
+    taps: tuple[int, ...] | None = None
 
     @property
     def is_tree(self) -> bool:
@@ -61,10 +71,12 @@ def open_drafts(
         return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: ngram)
     if settings.method == "medusa" or (settings.model and is_medusa(settings.model, options.download_dir)):
         return _open_heads(settings, options, model)
+    if settings.method == "eagle" or (settings.model and is_eagle(settings.model, options.download_dir)):
+        return _open_eagle(settings, options, model)
     return _open_model(settings, options, tokenizer, model)
 
 
-def _nothing(dtype: Any) -> None:
+def _nothing(dtype: Any, params: Any) -> None:
     """There are no weights."""
 
 
@@ -84,7 +96,7 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
         )
     proposer = MedusaProposer(heads.paths[:num_drafts])
 
-    def load(dtype: Any) -> dict[str, Any]:
+    def load(dtype: Any, params: Any) -> dict[str, Any]:
         try:
             return load_heads(options, heads, (model.hidden_size, model.vocab_size), dtype)
         except LoadError as error:
@@ -95,6 +107,52 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
 
     settings = replace(settings, method="medusa", num_drafts=num_drafts)
     return OpenedDrafts(settings, None, load, lambda dtype, backend: proposer, proposer.max_depth)
+
+
+def _open_eagle(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
+    source = settings.model or _trained("eagle", options.model)
+    try:
+        files = open_eagle(source, options.download_dir)
+    except LoadError as error:
+        raise ConfigError(f"--speculative-model: {error}") from error
+    for name in ("hidden_size", "vocab_size"):
+        own, served = getattr(files.layer, name), getattr(model, name)
+        if own != served:
+            raise ConfigError(
+                f"--speculative-model: the EAGLE head {source} does not fit {options.model}: its {name} is {own}, that "
+                f"of the model {served}."
+            )
+    taps = (files.taps or _default_taps(model.num_layers)) if files.is_fused else ()
+    if any(layer >= model.num_layers for layer in taps):
+        raise ConfigError(
+            f"--speculative-model: the EAGLE head {source} reads the layers {', '.join(map(str, taps))}, but "
+            f"{options.model} has {model.num_layers}."
+        )
+    # How far the files say that the layer reaches is where its training ended: RoPE has no end.
+    head = EagleHead(replace(files.layer, max_position=model.max_position), taps, files.has_bias)
+
+    def load(dtype: Any, params: Any) -> dict[str, Any]:
+        try:
+            return load_eagle(options, files, head, params, dtype)
+        except LoadError as error:
+            raise ConfigError(
+                f"--speculative-model: the EAGLE head {source} does not fit {options.model}: {error}"
+            ) from error
+
+    num_drafts, width, depth = settings.num_drafts, settings.width, settings.depth or settings.num_drafts
+    return OpenedDrafts(
+        replace(settings, method="eagle"),
+        head.layer,
+        load,
+        lambda dtype, backend: EagleProposer(num_drafts, head, dtype, backend, width, depth),
+        max_depth=depth if width > 1 else None,
+        taps=taps,
+    )
+
+
+def _default_taps(num_layers: int) -> tuple[int, int, int]:
+    """Those that the authors of EAGLE-3 read: one near each end, and one in the middle."""
+    return min(2, num_layers - 1), num_layers // 2, max(0, num_layers - 3)
 
 
 def _trained(method: str, model: str) -> str:
@@ -130,10 +188,14 @@ def _open_model(
             f"--speculative-model: {settings.model} has another vocabulary: token {other} is {own.token(other)!r}, in "
             f"the served model {tokenizer.token(other)!r}."
         )
+    if settings.width > 1:
+        raise ConfigError(
+            f"--speculative-eagle-topk has no effect on the draft model {settings.model}: it is of eagle."
+        )
     num_drafts = settings.num_drafts
     return OpenedDrafts(
         settings,
         config,
-        lambda dtype: load_weights(options, opened, dtype),
+        lambda dtype, params: load_weights(options, opened, dtype),
         lambda dtype, backend: DraftModelProposer(num_drafts, config, dtype, backend),
     )

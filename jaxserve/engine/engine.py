@@ -174,7 +174,9 @@ class Engine:
             self.clock.device_wait_seconds += now - began
             if all(len(row.tokens) == 1 for row in handle.plan.rows):
                 # While steps follow each other without a gap, one is done when the device begins the next.
-                self.scheduler.speculation.note_step(handle.padded_tokens, now - self._settled_at)
+                self.scheduler.speculation.note_step(
+                    handle.padded_tokens, now - self._settled_at, proposes=handle.plan.proposes
+                )
             self._settled_at = now
             for event in self.scheduler.update(handle.plan, result):
                 request = self.scheduler.get(event.request_id)

@@ -6,16 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.config import ModelOptions
 from jaxserve.errors import ConfigError, ShapeMismatchError
+from jaxserve.layers import embed
 from jaxserve.logging import get_logger
-from jaxserve.quantization import KEPT_KINDS, WeightForm, describe, has_quantised
-from jaxserve.speculative import medusa_specs
-from jaxserve.weights import MedusaHeads, OpenedModel, load_params
+from jaxserve.models.spec import ParamSpec, Source, Use
+from jaxserve.quantization import KEPT_KINDS, LeafMaker, WeightForm, describe, has_quantised
+from jaxserve.speculative import EagleHead, eagle_specs, medusa_specs
+from jaxserve.weights import EagleFiles, MedusaHeads, OpenedModel, load_params, place_default
 from pallas_kernels.packed_matmul import select_backend
 
-__all__ = ["load_heads", "load_weights"]
+__all__ = ["load_eagle", "load_heads", "load_weights"]
 
 _log = get_logger(__name__)
 
@@ -34,24 +38,61 @@ def load_weights(options: ModelOptions, opened: OpenedModel, dtype: jnp.dtype) -
 
 
 def load_heads(options: ModelOptions, heads: MedusaHeads, sizes: tuple[int, int], dtype: jnp.dtype) -> dict[str, Any]:
-    """The parameters of Medusa heads for a model of ``sizes`` (hidden size, vocabulary). LoadError: they do not fit.
+    """The parameters of Medusa heads for a model of ``sizes`` (hidden size, vocabulary). LoadError: they do not fit."""
+    hidden_size, num_tokens = sizes
+    num_known = _num_known(heads.vocabulary, num_tokens)
+    specs = {"heads": medusa_specs(heads.num_heads, heads.num_layers, hidden_size, num_known)}
+    params = load_params(specs, heads.reader, dtype.name, form=_draft_form(options))
+    _log.info("%d Medusa heads in memory: %s", heads.num_heads, describe(params))
+    return params | {"vocabulary": _placed(heads.vocabulary)}
 
-    Drafts need not be exact: where int8 saves time, which is where there are native kernels, the heads are int8 unless
+
+def load_eagle(
+    options: ModelOptions, files: EagleFiles, head: EagleHead, model: dict[str, Any], dtype: jnp.dtype
+) -> dict[str, Any]:
+    """The parameters of an EAGLE head, with what it takes from those of the model. LoadError: they do not fit.
+
+    A head that has no output head of its own uses the model's; of that only the rows which its vocabulary names are
+    kept, in a table of its own.
+    """
+    num_known = _num_known(files.vocabulary, head.layer.vocab_size)
+    form = _draft_form(options)
+    params = load_params(eagle_specs(head, num_known), files.reader, dtype.name, form=form)
+    table = model.get("lm_head", model["embed"])
+    if "out" not in params and files.vocabulary is None:
+        params["out"] = table
+    elif "out" not in params:
+        rows = np.asarray(embed(table, jnp.asarray(files.vocabulary)), np.float32)
+        spec = ParamSpec(rows.shape, ("vocab", "embed"), (Source("lm_head.weight", rows.shape),), Use.LOGITS)
+        make = LeafMaker(form, dtype.name, place_default)
+        params["out"] = make.of_floats(rows.astype(make.host_dtype(spec)), spec)
+    _log.info("EAGLE head in memory: %s", describe(params))
+    return params | {"embed": model["embed"], "vocabulary": _placed(files.vocabulary)}
+
+
+def _draft_form(options: ModelOptions) -> WeightForm:
+    """How what guesses is held.
+
+    Drafts need not be exact: where int8 saves time, which is where there are native kernels, they are int8 unless
     floats are asked for.
     """
-    hidden_size, num_tokens = sizes
-    if heads.vocabulary is not None:
-        if heads.vocabulary.max() >= num_tokens:
-            raise ShapeMismatchError(f"medusa_vocabulary has token {heads.vocabulary.max()}, the model {num_tokens}.")
-        num_tokens = len(heads.vocabulary)
     backend, _ = select_backend("auto", activation_bits=16)
     native = backend == "cpu"
     wanted = "int8" if native and options.quantization != "none" else "none"
-    form = WeightForm(wanted, packed=native, backend=backend)
-    specs = {"heads": medusa_specs(heads.num_heads, heads.num_layers, hidden_size, num_tokens)}
-    params = load_params(specs, heads.reader, dtype.name, form=form)
-    _log.info("%d Medusa heads in memory: %s", heads.num_heads, describe(params))
-    return params | {"vocabulary": None if heads.vocabulary is None else jax.device_put(heads.vocabulary)}
+    return WeightForm(wanted, packed=native, backend=backend)
+
+
+def _num_known(vocabulary: NDArray[np.int32] | None, num_tokens: int) -> int:
+    """How many tokens can be guessed. ShapeMismatchError: one that the model does not have."""
+    if vocabulary is None:
+        return num_tokens
+    if vocabulary.max() >= num_tokens:
+        raise ShapeMismatchError(f"its vocabulary has token {vocabulary.max()}, the model {num_tokens} tokens.")
+    return len(vocabulary)
+
+
+def _placed(vocabulary: NDArray[np.int32] | None) -> jax.Array | None:
+    return None if vocabulary is None else jax.device_put(vocabulary)
 
 
 def _weight_form(options: ModelOptions, opened: OpenedModel) -> WeightForm:

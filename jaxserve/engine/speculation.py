@@ -15,11 +15,16 @@ from jaxserve.config import SpeculativeConfig
 from jaxserve.errors import ConfigError, nearest
 from jaxserve.runner import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculation, Speculation
+from jaxserve.speculative import Proposer
 
 __all__ = ["SpeculativeSettings", "make_speculation", "resolve"]
 
-_DEFAULT_DRAFTS = {"ngram": 5, "draft_model": 4, "medusa": 4}
+_DEFAULT_DRAFTS = {"ngram": 5, "draft_model": 4, "medusa": 4, "eagle": 4}
+_TRAINED = ("medusa", "eagle")  # methods whose name stands for what train-draft has made
+_OTHER_NAMES = {"eagle3": "eagle"}  # vLLM's; what a head is, its files tell
+_ONLY_OF = {"longest": "ngram", "shortest": "ngram", "width": "eagle", "depth": "eagle"}
 _LOOKUP = (4, 2)  # longest and shortest match
+_TREE_DRAFTS, _TREE_DEPTH = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class SpeculativeSettings:
         longest, shortest: tokens that an n-gram match has.
         adaptive: whether it is measured how many drafts pay.
         is_default: nobody asked for ``num_drafts``: it may be lowered to what there is.
+        width, depth: guesses after each node of a tree, and drafts on its longest path; 1 and None for a chain.
     """
 
     method: str
@@ -42,6 +48,8 @@ class SpeculativeSettings:
     shortest: int
     adaptive: bool
     is_default: bool = field(default=False, compare=False)
+    width: int = 1
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,9 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         if unused is not None:
             raise ConfigError(f"{unused.flag} needs a method: set --speculative-model (or --spec-method).")
         return None
+    for name, only in _ONLY_OF.items():
+        if name in values and method not in (only, "draft_model"):
+            raise ConfigError(f"{values[name].flag} has no effect on the method {method}: it is of {only}.")
     if values.get("longest") is None and "shortest" in values:
         longest = max(_LOOKUP[0], _integer(values, "shortest", 0, 1, 64))
     else:
@@ -78,20 +89,49 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         raise ConfigError(
             f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
         )
-    # A row's newest token and its drafts are one step's work.
-    num_drafts = _integer(values, "num_drafts", min(_DEFAULT_DRAFTS[method], max_tokens - 1), 1, max_tokens - 1)
+    num_drafts, width, depth = _tree(values, method, max_tokens)
     return SpeculativeSettings(
-        method, model, num_drafts, longest, shortest, config.speculative_adaptive, "num_drafts" not in values
+        method,
+        model,
+        num_drafts,
+        longest,
+        shortest,
+        config.speculative_adaptive,
+        "num_drafts" not in values,
+        width,
+        depth,
     )
 
 
-def make_speculation(
-    settings: SpeculativeSettings | None, buckets: Buckets, max_depth: int | None = None
-) -> Speculation:
-    """What decides how many drafts are verified; ``max_depth`` is the most on a path, None for chains."""
+def _tree(values: Mapping[str, _Value], method: str, max_tokens: int) -> tuple[int, int, int | None]:
+    """Most drafts, width and depth. A row's newest token and its drafts are one step's work."""
+    width = _integer(values, "width", 1, 1, 32)
+    if width == 1:
+        default = _integer(values, "depth", min(_DEFAULT_DRAFTS[method], max_tokens - 1), 1, max_tokens - 1)
+        num_drafts = _integer(values, "num_drafts", default, 1, max_tokens - 1)
+        if values.get("depth") is not None and num_drafts != default:
+            raise ConfigError(
+                f"{values['depth'].flag} is {default}, but {values['num_drafts'].flag} is {num_drafts}: without a tree "
+                "(--speculative-eagle-topk) they are the same."
+            )
+        return num_drafts, 1, None
+    depth = _integer(values, "depth", _TREE_DEPTH, 1, 32)
+    made = width + (depth - 1) * width**2
+    most = min(made, max_tokens - 1)
+    num_drafts = _integer(values, "num_drafts", min(_TREE_DRAFTS, most), 1, max_tokens - 1)
+    if num_drafts > made:
+        raise ConfigError(
+            f"{values['num_drafts'].flag} is {num_drafts}, but trees of {depth} steps and top-k {width} have {made} "
+            "guesses."
+        )
+    return num_drafts, width, min(depth, num_drafts)
+
+
+def make_speculation(settings: SpeculativeSettings | None, buckets: Buckets, proposer: Proposer) -> Speculation:
+    """What decides how many drafts are verified."""
     if settings is None:
         return NoSpeculation()
-    lookahead = settings.num_drafts if settings.method == "draft_model" else 0
+    lookahead, max_depth = proposer.lookahead, proposer.max_depth if proposer.is_tree else None
     if not settings.adaptive:
         return FixedSpeculation(settings.num_drafts, lookahead, max_depth)
     return AdaptiveSpeculation(
@@ -112,6 +152,8 @@ def _merge(config: SpeculativeConfig) -> dict[str, _Value]:
         ("num_drafts", "--spec-tokens", config.spec_tokens),
         ("longest", "--ngram-prompt-lookup-max", config.ngram_prompt_lookup_max),
         ("shortest", "--ngram-prompt-lookup-min", config.ngram_prompt_lookup_min),
+        ("width", "--speculative-eagle-topk", config.speculative_eagle_topk),
+        ("depth", "--speculative-num-steps", config.speculative_num_steps),
         *_read_json(config.speculative_config),
     )
     merged: dict[str, _Value] = {}
@@ -130,6 +172,8 @@ _JSON_NAMES = {
     "num_speculative_tokens": "num_drafts",
     "prompt_lookup_max": "longest",
     "prompt_lookup_min": "shortest",
+    "eagle_topk": "width",
+    "num_steps": "depth",
 }
 
 
@@ -159,18 +203,20 @@ def _method(values: Mapping[str, _Value]) -> tuple[str | None, str | None]:
         if given is not None and (not isinstance(given.value, str) or not given.value):
             raise ConfigError(f"{given.flag} must be a text, got {given.value!r}.")
     keyword = None if model is None else model.value.strip("[]")
+    keyword = keyword and _OTHER_NAMES.get(keyword, keyword)
     if keyword not in _DEFAULT_DRAFTS or keyword == "draft_model":
         keyword = None
     if named is None and model is None:
         return None, None
     method = str(named.value) if named else keyword or "draft_model"
+    method = _OTHER_NAMES.get(method, method)
     if named and method not in _DEFAULT_DRAFTS:
         raise ConfigError(f"{named.flag} must be one of {', '.join(_DEFAULT_DRAFTS)}, got {method!r}.")
     if method == "draft_model":
         if model is None or keyword:
             raise ConfigError("the method draft_model needs a model: set --speculative-model (or --spec-model).")
         return method, model.value
-    if method == "medusa":
+    if method in _TRAINED:
         return method, None if model is None or keyword == method else model.value
     if model is not None and keyword != method:
         raise ConfigError(f"{model.flag} is {model.value!r}, but the method {method} has no model: leave it out.")

@@ -24,6 +24,7 @@ from jaxserve.engine.speculation import make_speculation, resolve
 from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.decoder import state_size
 from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -104,7 +105,8 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     dtype = _dtype(config, model)
     backend = _select_backend(config, model, dtype, drafts)
     with phase("weights"):
-        params = (load_weights(config.model, opened, dtype), drafts.load(dtype))
+        weights = load_weights(config.model, opened, dtype)
+        params = (weights, drafts.load(dtype, weights))
     with phase("kv cache"):
         runner = _make_runner(config, opened, params, _Device(dtype, backend, limits, drafts))
     if config.runner.warmup:
@@ -115,7 +117,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         make_blocks(config.cache, runner.shape.num_blocks, runner.shape.max_context),
         max_num_batched_tokens=runner.shape.max_tokens,
         max_num_seqs=runner.shape.max_rows,
-        speculation=make_speculation(drafts.settings, runner.buckets, drafts.max_depth),
+        speculation=make_speculation(drafts.settings, runner.buckets, runner.proposer),
     )
     engine = Engine(scheduler, runner, depth=1 if config.runner.async_scheduling else 0)
     return Started(config, engine, tokenizer, model, opened.name, runner.shape.max_context, phase.seconds)
@@ -133,7 +135,8 @@ def _make_runner(
     most_useful = max_rows * -(-longest // cache.block_size) + 1
     draft = device.drafts.model
     others = () if draft is None else (draft,)
-    size = fit_blocks(cache, model, device.dtype, most_useful=most_useful, others=others)
+    kept = state_size(model, device.drafts.taps)
+    size = fit_blocks(cache, model, device.dtype, most_useful=most_useful, others=others, state_size=kept)
     max_context = fit_context(size, cache, model, config.model.max_model_len)
     _check_chunking(config.scheduler, max_tokens, max_context)
     _log.info(

@@ -34,14 +34,23 @@ class KVLayer:
 
 @struct.dataclass
 class KVCache:
-    """Keys and values of all layers; block ids mean the same block in each."""
+    """Keys and values of all layers; block ids mean the same block in each.
+
+    Attributes:
+        layers: the pools of each.
+        states: [N, S, Z], hidden states at each slot, where somebody reads them later; None elsewhere.
+    """
 
     layers: tuple[KVLayer, ...]
+    states: jax.Array | None = None
 
     @classmethod
-    def zeros(cls, num_layers: int, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> KVCache:
-        """An empty cache; shape is [N, S, K, D]."""
-        return cls(tuple(KVLayer(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(num_layers)))
+    def zeros(
+        cls, num_layers: int, shape: tuple[int, int, int, int], dtype: jnp.dtype, *, state_size: int = 0
+    ) -> KVCache:
+        """An empty cache; shape is [N, S, K, D], and ``state_size`` Z, 0 for no states."""
+        layers = tuple(KVLayer(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(num_layers))
+        return cls(layers, jnp.zeros((*shape[:2], state_size), dtype) if state_size else None)
 
     @property
     def num_slots(self) -> int:
@@ -53,8 +62,23 @@ class KVCache:
         return self.layers[0].k.shape[1]
 
     def move(self, source: jax.Array, target: jax.Array, *, backend: str) -> KVCache:
-        """Copy slots source [T] over slots target [T] (out of range is dropped) in all layers."""
-        return KVCache(tuple(layer.move(source, target, backend=backend) for layer in self.layers))
+        """Copy slots source [T] over slots target [T] (out of range is dropped) in all layers, and the states."""
+        layers = tuple(layer.move(source, target, backend=backend) for layer in self.layers)
+        if self.states is None:
+            return KVCache(layers)
+        return KVCache(layers, self.states).keep(self.states_at(source), target)
+
+    def keep(self, states: jax.Array, slots: jax.Array) -> KVCache:
+        """Write states [T, Z] at slots [T], distinct and out of range where they are to be dropped."""
+        assert self.states is not None
+        flat = self.states.reshape(-1, self.states.shape[-1])
+        flat = flat.at[slots].set(states.astype(flat.dtype), mode="drop", unique_indices=True)
+        return KVCache(self.layers, flat.reshape(self.states.shape))
+
+    def states_at(self, slots: jax.Array) -> jax.Array:
+        """States [T, Z] of slots [T]."""
+        assert self.states is not None
+        return self.states.reshape(-1, self.states.shape[-1])[slots]
 
     def copy(self, source: jax.Array, target: jax.Array) -> KVCache:
         """Copy blocks source [C] over blocks target [C] in all layers."""

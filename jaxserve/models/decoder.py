@@ -6,7 +6,6 @@ is unrolled at trace time over per-layer weights and per-layer KV pools.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,22 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.layers import (
-    KVCache,
-    KVLayer,
-    apply_rope,
-    attention,
-    embed,
-    gated_mlp,
-    linear,
-    rope_table,
-    unembed,
-)
+from jaxserve.layers import KVCache, KVLayer, attention, embed, rope_table, unembed
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.layer import Attend, Rotation, run_layer
 from pallas_kernels.paged_attention import AttentionPlan
 from pallas_kernels.rms_norm import rms_norm
 
-__all__ = ["DecoderInput", "decode", "logits"]
+__all__ = ["DecoderInput", "decode", "logits", "paged_attend", "rotation_of", "state_size"]
 
 
 @struct.dataclass
@@ -50,20 +40,38 @@ class DecoderInput:
 
 
 def decode(
-    params: dict[str, Any], config: ModelConfig, step: DecoderInput, kv: KVCache, *, backend: str
+    params: dict[str, Any],
+    config: ModelConfig,
+    step: DecoderInput,
+    kv: KVCache,
+    *,
+    backend: str,
+    taps: tuple[int, ...] = (),
 ) -> tuple[jax.Array, KVCache]:
     """Run all layers over the step's tokens.
 
-    Returns hidden states after the final norm [T, E], in the dtype of the weights, and the updated cache.
+    Returns hidden states after the final norm [T, E], in the dtype of the weights, and the updated cache. What that
+    keeps of states are these, or what goes into the layers ``taps``, side by side.
     """
     x = embed(params["embed"], step.tokens)
-    table = _rotation(step, config)
-    pools = []
+    table = rotation_of(step, config)
+    pools, tapped = [], {}
     for i, (layer, pool) in enumerate(zip(params["layers"], kv.layers, strict=True)):
+        if i in taps:
+            tapped[i] = x
         rotation = table if config.rope_layers[i] else None
         x, pool = _layer(x, layer, pool, rotation, step, config=config, window=config.windows[i], backend=backend)
         pools.append(pool)
-    return rms_norm(x, params["final_norm"], config.rms_eps, backend=backend), KVCache(tuple(pools))
+    hidden = rms_norm(x, params["final_norm"], config.rms_eps, backend=backend)
+    kv = KVCache(tuple(pools), kv.states)
+    if kv.states is not None:
+        kv = kv.keep(jnp.concatenate([tapped[i] for i in taps] or [hidden], axis=1), step.slots)
+    return hidden, kv
+
+
+def state_size(config: ModelConfig, taps: tuple[int, ...] | None) -> int:
+    """Size of what is kept of a token for a reader of ``taps`` (see ``decode``); 0 for None."""
+    return 0 if taps is None else config.hidden_size * max(1, len(taps))
 
 
 def logits(params: dict[str, Any], hidden: jax.Array) -> jax.Array:
@@ -71,7 +79,7 @@ def logits(params: dict[str, Any], hidden: jax.Array) -> jax.Array:
     return unembed(hidden, params.get("lm_head", params["embed"]))
 
 
-def _rotation(step: DecoderInput, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+def rotation_of(step: DecoderInput, config: ModelConfig) -> Rotation:
     """The RoPE table of a step, computed once.
 
     XLA fuses what looks cheap into all that uses it: sines and cosines of every layer and head, 8 % of a step on the
@@ -79,10 +87,10 @@ def _rotation(step: DecoderInput, config: ModelConfig) -> tuple[jax.Array, jax.A
     always true, which XLA cannot know.
     """
 
-    def table(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def table(positions: jax.Array) -> Rotation:
         return rope_table(positions, config)
 
-    def nothing(positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def nothing(positions: jax.Array) -> Rotation:
         empty = jnp.zeros((positions.shape[0], config.head_dim // 2))
         return empty, empty
 
@@ -95,7 +103,7 @@ def _layer(
     x: jax.Array,
     layer: dict[str, Any],
     pool: KVLayer,
-    rotation: tuple[jax.Array, jax.Array] | None,
+    rotation: Rotation | None,
     step: DecoderInput,
     *,
     config: ModelConfig,
@@ -103,22 +111,17 @@ def _layer(
     backend: str,
 ) -> tuple[jax.Array, KVLayer]:
     norm = partial(rms_norm, eps=config.rms_eps, backend=backend)
-    q, k, v = _qkv(norm(x, layer["input_norm"]), layer, config, norm)
-    if rotation is not None:
-        q, k = apply_rope(q, rotation), apply_rope(k, rotation)
-    attended, pool = attention(
-        q, k, v, pool, step.slots, step.plan, window=window, soft_cap=config.soft_cap, backend=backend
-    )
-    x = x + linear(attended.reshape(x.shape[0], -1), layer["o"], layer.get("o_bias"))
-    return x + gated_mlp(norm(x, layer["post_norm"]), layer), pool
+    attend = paged_attend(pool, step, config, window=window, backend=backend)
+    return run_layer(x, norm(x, layer["input_norm"]), layer, rotation, attend, config=config, norm=norm)
 
 
-def _qkv(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, norm: Callable[[jax.Array, jax.Array], jax.Array]
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    merged = linear(x, layer["qkv"], layer.get("qkv_bias")).reshape(x.shape[0], heads + 2 * kv_heads, dim)
-    q, k, v = jnp.split(merged, [heads, heads + kv_heads], axis=1)
-    if config.qk_norm:
-        q, k = norm(q, layer["q_norm"]), norm(k, layer["k_norm"])
-    return q, k, v
+def paged_attend(
+    pool: KVLayer, step: DecoderInput, config: ModelConfig, *, window: int | None, backend: str
+) -> Attend[KVLayer]:
+    """Attention over a layer's blocks, for ``run_layer``; it returns the layer's pools with the step's keys and
+    values."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KVLayer]:
+        return attention(q, k, v, pool, step.slots, step.plan, window=window, soft_cap=config.soft_cap, backend=backend)
+
+    return attend

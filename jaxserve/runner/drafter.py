@@ -35,7 +35,7 @@ class Drafter:
     Args:
         proposer: guesses tokens ahead.
         params: its parameters.
-        like: state of the rows and hidden states of places, or their shapes.
+        like: state of the rows, hidden states of places, and those that the KV cache keeps, or their shapes.
         buckets: sizes of steps.
         pool: number and size of the KV blocks.
         max_blocks: most blocks of a row.
@@ -45,7 +45,7 @@ class Drafter:
         self,
         proposer: Proposer,
         params: Any,
-        like: tuple[Any, Any],
+        like: tuple[Any, Any, Any],
         buckets: Buckets,
         pool: tuple[int, int],
         max_blocks: int,
@@ -54,7 +54,8 @@ class Drafter:
         self.drafts = DraftState.empty(buckets.max_rows, proposer.num_drafts, is_tree=proposer.is_tree)
         self.state = proposer.initial(buckets.max_rows, *pool)
         self._proposer = proposer
-        self._rows, self._hidden = like
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+        self._rows, self._hidden, self._states = shapes
         self._buckets = buckets
         self._max_blocks = max_blocks
         self._behind: dict[int, int] = {}  # first position that a row has not shown
@@ -98,21 +99,22 @@ class Drafter:
         step: StepInput | None,
         rows: RowState,
         hidden: jax.Array | None,
+        states: jax.Array | None,
     ) -> Proposal | None:
         """Propose what follows the rows of a step that has just been sampled: the drafts of those that sample.
 
-        ``hidden`` [max_places, E] is what the model had to say at each place.
+        ``hidden`` [max_places, E] is what the model had to say at each place, ``states`` what the KV cache keeps.
         """
         if self._proposer.has_cache:
-            self._catch_up(ordered, rows)
+            self._catch_up(ordered, rows, states)
             if bucket.has_prefill:
-                self.state = self._programs[bucket](self.params, self.state, rows, step)
+                self.state = self._programs[bucket](self.params, self.state, rows, step, states)
         sampling = [row for row in ordered if row.samples]
         if not sampling:
             return None
         size = self._buckets.pick_rows(len(sampling))
         self.drafts, self.state, proposed = self._programs[size](
-            self.params, self.drafts, self.state, rows, self._work(sampling, size, hidden)
+            self.params, self.drafts, self.state, rows, self._work(sampling, size, hidden, states)
         )
         return proposed
 
@@ -120,7 +122,7 @@ class Drafter:
         """All that it holds on the device."""
         return self.drafts, self.state, self.params
 
-    def _work(self, sampling: Sequence[RowPlan], size: int, hidden: Any) -> ProposeInput:
+    def _work(self, sampling: Sequence[RowPlan], size: int, hidden: Any, states: Any) -> ProposeInput:
         at = np.full(size, self._buckets.max_rows, np.int32)
         seeds, temperature = np.zeros(size, np.uint64), np.zeros(size, np.float32)
         for i, row in enumerate(sampling):
@@ -128,9 +130,9 @@ class Drafter:
             seeds[i] = row.seed & (2**64 - 1)
             temperature[i] = row.params.temperature
         tables, is_real = pad_tables(sampling, size, self._max_blocks), np.arange(size) < len(sampling)
-        return ProposeInput(at, is_real, tables, split_seeds(seeds), temperature, hidden)
+        return ProposeInput(at, is_real, tables, split_seeds(seeds), temperature, hidden, states)
 
-    def _catch_up(self, ordered: Sequence[RowPlan], rows: RowState) -> None:
+    def _catch_up(self, ordered: Sequence[RowPlan], rows: RowState, states: jax.Array | None) -> None:
         """Show what the rows of a step computed in steps without proposals."""
         budget = self._buckets.mixed_tokens[-1]
         for row in ordered:
@@ -139,7 +141,7 @@ class Drafter:
                 count = min(row.start - start, budget)
                 part = replace(row, start=start, num_tokens=count, tokens=(0,) * count, num_drafts=0, samples=False)
                 bucket = self._buckets.pick(count, 1, has_prefill=True)
-                self.state = self._programs[bucket](self.params, self.state, rows, self._step([part], bucket))
+                self.state = self._programs[bucket](self.params, self.state, rows, self._step([part], bucket), states)
                 start += count
 
     def _step(self, ordered: list[RowPlan], bucket: Bucket) -> StepInput:
@@ -149,7 +151,9 @@ class Drafter:
     def _lower(self, key: Any) -> jax.stages.Lowered:
         if isinstance(key, Bucket):
             observe = partial(programs.observe, proposer=self._proposer, bucket=key)
-            return jax.jit(observe, donate_argnums=1).lower(self.params, self.state, self._rows, self._step([], key))
+            return jax.jit(observe, donate_argnums=1).lower(
+                self.params, self.state, self._rows, self._step([], key), self._states
+            )
         if key == "copy":
             pairs = np.zeros(COPIES, np.int32)
             return jax.jit(self._proposer.copy, donate_argnums=0).lower(self.state, pairs, pairs)
@@ -159,5 +163,5 @@ class Drafter:
             return start.lower(self._rows, self.drafts, np.int32(0), history)
         propose = partial(programs.propose, proposer=self._proposer)
         return jax.jit(propose, donate_argnums=(1, 2)).lower(
-            self.params, self.drafts, self.state, self._rows, self._work([], key, self._hidden)
+            self.params, self.drafts, self.state, self._rows, self._work([], key, self._hidden, self._states)
         )

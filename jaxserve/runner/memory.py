@@ -45,13 +45,15 @@ def fit_blocks(
     *,
     most_useful: int,
     others: Sequence[ModelConfig] = (),
+    state_size: int = 0,
 ) -> KVSize:
     """Size the cache as asked, or by free memory; never more than the ``most_useful`` blocks all rows can fill.
 
-    ``others`` are models whose KV lies under the same block ids. Call it when the weights are on the device. Raises
-    ConfigError if not even one block fits.
+    ``others`` are models whose KV lies under the same block ids, and ``state_size`` values are kept of each token
+    beside it. Call it when the weights are on the device. Raises ConfigError if not even one block fits.
     """
     per_block = sum(block_bytes(each, config.block_size, dtype) for each in (model, *others))
+    per_block += config.block_size * state_size * jnp.dtype(dtype).itemsize
     if config.num_gpu_blocks_override is not None:
         return KVSize(config.num_gpu_blocks_override, per_block, "--num-gpu-blocks-override")
     if config.kv_cache_memory_bytes is not None:

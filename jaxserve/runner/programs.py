@@ -62,6 +62,7 @@ def forward(
     bucket: Bucket,
     max_places: int,
     backend: str,
+    taps: tuple[int, ...],
 ) -> tuple[KVCache, jax.Array]:
     """Run the decoder over a step's tokens.
 
@@ -69,7 +70,7 @@ def forward(
     sample programs need not exist once per forward bucket.
     """
     inputs = decoder_input(step, newest, kv, bucket)
-    hidden, kv = decode(params, config, inputs, kv, backend=backend)
+    hidden, kv = decode(params, config, inputs, kv, backend=backend, taps=taps)
     kept = hidden[step.outputs]
     return kv, jnp.zeros((max_places, hidden.shape[1]), hidden.dtype).at[: kept.shape[0]].set(kept)
 
@@ -147,14 +148,23 @@ def propose(
     return drafts.put(work.at, proposal), state, proposal
 
 
-def observe(params: Any, state: Any, rows: RowState, step: StepInput, *, proposer: Proposer, bucket: Bucket) -> Any:
+def observe(
+    params: Any,
+    state: Any,
+    rows: RowState,
+    step: StepInput,
+    states: jax.Array | None,
+    *,
+    proposer: Proposer,
+    bucket: Bucket,
+) -> Any:
     """Show a step's tokens to a proposer with a cache of its own: those of the rows' histories, rejected drafts too."""
     newest = Newest(rows.last_token, rows.length, DraftState.empty(rows.length.shape[0] - 1, 0))
     inputs = decoder_input(step, newest, state.kv, bucket)
     history = rows.history.at[step.rows[step.token_rows], inputs.positions].get(mode="fill", fill_value=0)
     # Rows with drafts stay as they were: which of these are right is not known here, and ``propose`` shows them anew.
     shown = jnp.where(_verifies(step), rows.length.shape[0], step.rows)
-    return proposer.observe(params, state, shown, replace(inputs, tokens=history))
+    return proposer.observe(params, state, shown, replace(inputs, tokens=history), states)
 
 
 def load_row(rows: RowState, row: jax.Array, counts: jax.Array, bias: jax.Array) -> RowState:

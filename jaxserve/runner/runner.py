@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from jaxserve.layers import KVCache
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.decoder import state_size
 from jaxserve.plan import BlockCopy, RowPlan, StepPlan
 from jaxserve.runner import programs
 from jaxserve.runner.batch import StepInput, make_step_input, order_rows
@@ -97,14 +98,15 @@ class Runner:
     ) -> None:
         self.config = config
         self.shape = shape
-        proposer = proposer or NoProposer()
+        self.proposer = proposer = proposer or NoProposer()
         self.buckets = Buckets(shape.max_tokens, shape.max_rows, proposer.num_drafts)
         self.compiles = CompileCounter()
         self.params = params
+        self._taps = proposer.taps or ()
         self._head = {name: params[name] for name in ("embed", "lm_head") if name in params}
         pool = (shape.num_blocks, shape.block_size, config.num_kv_heads, config.head_dim)
         self._state = DeviceState(
-            kv=KVCache.zeros(config.num_layers, pool, shape.dtype),
+            kv=KVCache.zeros(config.num_layers, pool, shape.dtype, state_size=state_size(config, proposer.taps)),
             rows=RowState.zeros(
                 shape.max_rows,
                 config.vocab_size,
@@ -119,9 +121,8 @@ class Runner:
         }
         self._hidden = jax.ShapeDtypeStruct((self.buckets.max_places, config.hidden_size), params["embed"].dtype)
         pools = (shape.num_blocks, shape.block_size)
-        self._drafter = Drafter(
-            proposer, proposer_params, (self._state.rows, self._hidden), self.buckets, pools, shape.max_blocks
-        )
+        like = (self._state.rows, self._hidden, self._state.kv.states)
+        self._drafter = Drafter(proposer, proposer_params, like, self.buckets, pools, shape.max_blocks)
         self._compactor = Compactor(
             (self._state.kv, self._state.rows),
             self.buckets,
@@ -170,7 +171,9 @@ class Runner:
         if not plan.proposes:
             self._drafter.skip(launch.ordered)
             return StepHandle(plan, padded_tokens, order, sampled, reached)
-        drafts = self._drafter.propose(launch.ordered, launch.bucket, launch.step, self._state.rows, launch.hidden)
+        drafts = self._drafter.propose(
+            launch.ordered, launch.bucket, launch.step, self._state.rows, launch.hidden, self._state.kv.states
+        )
         return StepHandle(plan, padded_tokens, order, sampled, reached, drafts)
 
     def wait(self) -> None:
@@ -244,6 +247,7 @@ class Runner:
             bucket=bucket,
             max_places=self.buckets.max_places,
             backend=self.shape.backend,
+            taps=self._taps,
         )
         step = self._step_input([], bucket)
         return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._newest(), step)

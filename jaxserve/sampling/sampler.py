@@ -19,7 +19,7 @@ from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling_params import MAX_LOGPROBS
 
-__all__ = ["Sampled", "noise", "rank_plainly", "sample", "sample_plainly"]
+__all__ = ["Sampled", "noise", "rank_plainly", "sample", "sample_plainly", "score_plainly"]
 
 _GROUP = 64  # tokens
 
@@ -134,20 +134,49 @@ def rank_plainly(
         return _argmax(x)[:, None] if count == 1 else jax.lax.top_k(x, count)[1].astype(jnp.int32)
 
     def noisy(x: jax.Array) -> jax.Array:
-        gumbel = noise(seeds, positions, x.shape[1]) if part is None else noise(seeds, positions, part[1])[:, part[0]]
-        return best(jnp.where(temperature[:, None] > 0, _scaled(x, temperature) + gumbel, x))
+        return best(_noisy(x[:, None], temperature, seeds, positions, part)[:, 0])
 
     ranked = jax.lax.cond((temperature > 0).any(), noisy, best, logits)
     return ranked if part is None else part[0][ranked]
 
 
+def score_plainly(
+    logits: jax.Array,
+    temperature: jax.Array,
+    seeds: jax.Array,
+    positions: jax.Array,
+    part: tuple[jax.Array, int] | None = None,
+) -> jax.Array:
+    """What ``rank_plainly`` ranks by, for n ways in which a row may go on: [P, n, W] from logits [P, n, W]."""
+
+    def noisy(x: jax.Array) -> jax.Array:
+        return _noisy(x, temperature, seeds, positions, part)
+
+    return jax.lax.cond((temperature > 0).any(), noisy, lambda x: x, logits)
+
+
+def _noisy(
+    logits: jax.Array,
+    temperature: jax.Array,
+    seeds: jax.Array,
+    positions: jax.Array,
+    part: tuple[jax.Array, int] | None,
+) -> jax.Array:
+    """Logits [P, n, W] by temperature [P], with the noise of positions [P]; greedy rows as they are."""
+    gumbel = noise(seeds, positions, logits.shape[2] if part is None else part[1])
+    if part is not None:
+        gumbel = gumbel[:, part[0]]
+    warm = temperature[:, None, None]
+    return jnp.where(warm > 0, _scaled(logits, warm) + gumbel[:, None], logits)
+
+
 def _scaled(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    return logits / jnp.where(temperature > 0, jnp.maximum(temperature, _COLDEST), 1.0)[:, None]
+    return logits / jnp.where(temperature > 0, jnp.maximum(temperature, _COLDEST), 1.0)
 
 
 def _noisy_argmax(logits: jax.Array, params: SamplingInput, positions: jax.Array) -> jax.Array:
     filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
-    scaled = _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature))
+    scaled = _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature[:, None]))
     noisy = scaled + noise(params.seeds, positions, logits.shape[1])
     return jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
 

@@ -4,13 +4,16 @@ Drafts are worth their expected number of right ones: for each the product of th
 They cost what the step takes longer. Of all drafts of a step's requests, the most promising are taken for as long as
 tokens per second rise (the goodput of Liu et al. 2024, arXiv:2406.14066, per draft instead of per batch).
 
-Both sides are measured. A request's drafts are compared with the tokens that came, whether they were verified or not,
-so that chances are known without a trial: that of a draft, by its number, to be right if its parent is. Where the next
-tree is still in the making, it is taken to have the shape of the one before. Times are medians by padded size; sizes
-that were not seen lie on the line between their neighbours, and above the largest they are taken to cost what that
-does, which is soon corrected.
+Both sides are measured. Making drafts takes time too, so steps that make some are timed apart from those that do not,
+and what the former promise at best is compared with the latter. A request's drafts are compared with the tokens that
+came, whether they were verified or not, so that chances are known without a trial: that of a draft, by its number, to
+be right if its parent is. Nobody knows them at first, and they are taken to be low: to verify wrong drafts costs more
+than to wait for right ones. Where the next tree is still in the making, it is taken to have the shape of the one
+before. Times are medians by padded size; sizes that were not seen lie on the line between their neighbours, and above
+the largest they are taken to cost what that does, which is soon corrected.
 
-Where nothing pays for a while, nobody proposes any more, and it is tried again after 16 steps, then 32, up to 1024.
+Where it does not pay over a while, nobody proposes any more, and it is tried again after 16 steps, then 32, up to
+1024.
 """
 
 from __future__ import annotations
@@ -35,11 +38,12 @@ _WEIGHT = 0.15
 """Share of the newest observation in a chance."""
 
 _MARGIN = 1.02
-"""How many times the tokens per second without drafts those with drafts must promise."""
+"""How many times the tokens per second of less speculation those of more must promise."""
 
 _SAMPLES = 15  # of which a time is the median
-_PROBE = 12  # steps with proposals before it is decided that they are not worth it
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 1024  # steps without
+_UNKNOWN = 0.2  # a chance that nothing is known of
+_PROBE = 12  # steps with proposals before it is decided whether they are worth it
+_FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 16, 1024  # steps without
 
 
 class StepCosts:
@@ -59,6 +63,10 @@ class StepCosts:
         self._sizes = sorted(self._typical)
         # A larger step is never cheaper: where it seems so, it is noise.
         self._medians = list(accumulate((self._typical[size] for size in self._sizes), max))
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._sizes)
 
     def seconds(self, num_tokens: int) -> float:
         """Estimate for a step of ``num_tokens``; 1.0 while nothing is known."""
@@ -82,7 +90,7 @@ class _Chances:
     """
 
     right: list[float]
-    there: dict[bool, float] = field(default_factory=lambda: {False: 0.5, True: 0.9})
+    there: dict[bool, float] = field(default_factory=lambda: {False: _UNKNOWN, True: 0.9})
 
     def copy(self) -> _Chances:
         return _Chances(list(self.right), dict(self.there))
@@ -130,12 +138,13 @@ class AdaptiveSpeculation(NoSpeculation):
         super().__init__(num_drafts if max_depth is None else max_depth, lookahead)
         self._num_drafts = num_drafts
         self._pad = pad
-        self.costs = StepCosts()
+        self._costs = {proposes: StepCosts() for proposes in (False, True)}
         self._tracks: dict[str, _Track] = {}
-        self._prior = _Chances([0.5] * num_drafts)
+        self._prior = _Chances([_UNKNOWN] * num_drafts)
         self._parents = tuple(range(num_drafts))  # of the newest drafts of anybody
-        self._idle_steps = 0
-        self._pause = 0
+        self._gain = _MARGIN  # tokens per second, over the last steps, in units of those without proposals
+        self._probed = 0  # steps since the last pause
+        self._pause = _FIRST_PAUSE  # for something to compare with
         self._next_pause = _SHORTEST_PAUSE
 
     @property
@@ -148,12 +157,17 @@ class AdaptiveSpeculation(NoSpeculation):
         if self._pause:
             self._pause -= 1
             return {}
-        chosen = self._best(requests, len(requests) + num_others)
-        self._idle_steps = 0 if chosen else self._idle_steps + bool(requests)
-        if chosen:
-            self._next_pause = _SHORTEST_PAUSE
-        elif self._idle_steps >= _PROBE:
+        if not requests:
+            return {}
+        chosen, gain = self._best(requests, len(requests) + num_others)
+        self._gain += _WEIGHT * (gain - self._gain)
+        self._probed += 1
+        if self._probed < _PROBE:
+            return chosen
+        if self._gain < _MARGIN:
             self._rest()
+        else:
+            self._next_pause = _SHORTEST_PAUSE
         return chosen
 
     def note(self, request: Request, num_drafts: int, tokens: tuple[int, ...], proposed: Drafts) -> None:
@@ -177,9 +191,9 @@ class AdaptiveSpeculation(NoSpeculation):
         """The request has ended."""
         self._tracks.pop(request.id, None)
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
-        """A step without prompt chunks, of ``num_tokens`` padded tokens, took so long."""
-        self.costs.note(num_tokens, seconds)
+    def note_step(self, num_tokens: int, seconds: float, *, proposes: bool) -> None:
+        """A step without prompt chunks, of ``num_tokens`` padded tokens, took so long, making drafts or not."""
+        self._costs[proposes].note(num_tokens, seconds)
 
     def _compare(self, track: _Track, token: int) -> None:
         """A token came: it is one of the drafts after those that were right, or ends the trial."""
@@ -195,18 +209,22 @@ class AdaptiveSpeculation(NoSpeculation):
         _log.info("speculation pauses for %d steps: drafts do not pay", self._next_pause)
         self._pause = self._next_pause
         self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-        self._idle_steps = 0
+        self._probed, self._gain = 0, _MARGIN
         self.stats.note_disabled("no gain")
         for track in self._tracks.values():  # what is proposed after the pause follows other tokens
             track.trial, track.node = NO_DRAFTS, 0
 
-    def _best(self, requests: Sequence[Request], num_rows: int) -> dict[str, int]:
-        """The drafts with the most expected tokens per second, if that is more than without any."""
+    def _best(self, requests: Sequence[Request], num_rows: int) -> tuple[dict[str, int], float]:
+        """The drafts with the most expected tokens per second, and how many times as many that is as without proposals.
+
+        None are taken that promise no more than none.
+        """
         gains = sorted(
             ((gain, request.id) for request in requests for gain in self._gains(request)), key=lambda item: -item[0]
         )
         expected = float(num_rows)
-        best_speed, best = _MARGIN * expected / self._cost(num_rows, num_rows), 0
+        least = expected / self._cost(num_rows, num_rows)
+        best_speed, best = _MARGIN * least, 0
         for count, (gain, _) in enumerate(gains, start=1):
             expected += gain
             speed = expected / self._cost(num_rows + count, num_rows)
@@ -215,10 +233,13 @@ class AdaptiveSpeculation(NoSpeculation):
         chosen: dict[str, int] = {}
         for _, request_id in gains[:best]:
             chosen[request_id] = chosen.get(request_id, 0) + 1
-        return chosen
+        plain = num_rows / self._cost(num_rows, num_rows, proposes=False)
+        return chosen, (best_speed if best else least) / plain
 
-    def _cost(self, num_tokens: int, num_rows: int) -> float:
-        return self.costs.seconds(self._pad(num_tokens, num_rows))
+    def _cost(self, num_tokens: int, num_rows: int, *, proposes: bool = True) -> float:
+        """What a step takes; where none of its kind was timed, what one of the other does."""
+        costs = self._costs[proposes] or self._costs[not proposes]
+        return costs.seconds(self._pad(num_tokens, num_rows))
 
     def _gains(self, request: Request) -> list[float]:
         """Chance of each draft to be right together with its path, but none more than those before it.

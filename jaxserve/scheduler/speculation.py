@@ -47,8 +47,8 @@ class Speculation(Protocol):
         ``proposed`` are the drafts that follow these.
         """
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
-        """A step without prompt chunks, of ``num_tokens`` padded tokens, took so long."""
+    def note_step(self, num_tokens: int, seconds: float, *, proposes: bool) -> None:
+        """A step without prompt chunks, of ``num_tokens`` padded tokens, took so long, making drafts or not."""
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -76,7 +76,7 @@ class NoSpeculation:
         if num_drafts:
             self.stats.note(num_drafts, len(tokens) - 1)
 
-    def note_step(self, num_tokens: int, seconds: float) -> None:
+    def note_step(self, num_tokens: int, seconds: float, *, proposes: bool) -> None:
         """Nothing to learn."""
 
     def forget(self, request: Request) -> None:

@@ -6,6 +6,8 @@ guesses beside that token, samples after each of them, and keeps those that samp
 
 from jaxserve.speculative.draft_model import DraftModelProposer
 from jaxserve.speculative.drafts import NO_DRAFT, DraftState, Proposal, lineage
+from jaxserve.speculative.eagle import EagleProposer
+from jaxserve.speculative.eagle_head import EagleHead, eagle_specs, fuse, guess_logits, run_head
 from jaxserve.speculative.medusa import MedusaProposer, head_logits, medusa_specs
 from jaxserve.speculative.ngram import NgramProposer
 from jaxserve.speculative.proposer import NoProposer, ProposeInput, Proposer
@@ -15,6 +17,8 @@ __all__ = [
     "NO_DRAFT",
     "DraftModelProposer",
     "DraftState",
+    "EagleHead",
+    "EagleProposer",
     "MedusaProposer",
     "NgramProposer",
     "NoProposer",
@@ -22,9 +26,13 @@ __all__ = [
     "Proposal",
     "ProposeInput",
     "Proposer",
+    "eagle_specs",
     "find_places",
     "find_reached",
+    "fuse",
+    "guess_logits",
     "head_logits",
     "lineage",
     "medusa_specs",
+    "run_head",
 ]

@@ -43,6 +43,8 @@ class MedusaProposer:
 
     paths: tuple[tuple[int, ...], ...]
     has_cache: ClassVar[bool] = False
+    lookahead: ClassVar[int] = 0
+    taps: ClassVar[None] = None
 
     @property
     def num_drafts(self) -> int:
@@ -65,7 +67,7 @@ class MedusaProposer:
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """There are no blocks."""
 
-    def observe(self, params: Any, state: None, rows: jax.Array, step: DecoderInput) -> None:
+    def observe(self, params: Any, state: None, rows: jax.Array, step: DecoderInput, states: None) -> None:
         """Nothing to know."""
 
     def propose(self, params: dict[str, Any], state: None, rows: RowState, work: ProposeInput) -> tuple[None, Proposal]:

@@ -34,6 +34,8 @@ class NgramProposer:
     shortest: int
     is_tree: ClassVar[bool] = False
     has_cache: ClassVar[bool] = False
+    lookahead: ClassVar[int] = 0
+    taps: ClassVar[None] = None
 
     @property
     def max_depth(self) -> int:
@@ -46,7 +48,7 @@ class NgramProposer:
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """There are no blocks."""
 
-    def observe(self, params: None, state: None, rows: jax.Array, step: DecoderInput) -> None:
+    def observe(self, params: None, state: None, rows: jax.Array, step: DecoderInput, states: None) -> None:
         """The history of the rows is kept anyway."""
 
     def propose(self, params: None, state: None, rows: RowState, work: ProposeInput) -> tuple[None, Proposal]:

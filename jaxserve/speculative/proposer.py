@@ -27,6 +27,7 @@ class ProposeInput:
         temperature: [R] float32.
         hidden: [max_places, E], the model's hidden states at each place of the step; ``RowState.path`` says which
             places are a row's.
+        states: [N, S, Z], the model's hidden states at each slot, if the proposer has ``taps``, else None.
     """
 
     at: Any
@@ -35,6 +36,7 @@ class ProposeInput:
     seeds: Any
     temperature: Any
     hidden: Any
+    states: Any
 
 
 class Proposer(Protocol):
@@ -45,6 +47,9 @@ class Proposer(Protocol):
         max_depth: most drafts on a path, which are as many as can be right at once: K for chains.
         is_tree: whether its proposals have parents.
         has_cache: whether it has a KV cache of its own, which ``observe`` fills.
+        lookahead: how many tokens behind a row's newest it writes to that while it guesses.
+        taps: the model's layers whose inputs it reads, none for its final states; None if it reads no states but
+            those of the newest step.
     """
 
     @property
@@ -59,14 +64,23 @@ class Proposer(Protocol):
     @property
     def has_cache(self) -> bool: ...
 
+    @property
+    def lookahead(self) -> int: ...
+
+    @property
+    def taps(self) -> tuple[int, ...] | None: ...
+
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> Any:
         """Its own state, a pytree, for num_rows rows and the dummy, and a pool of blocks like the model's."""
 
     def copy(self, state: Any, source: jax.Array, target: jax.Array) -> Any:
         """New state in which blocks source [C] are copied over blocks target [C]."""
 
-    def observe(self, params: Any, state: Any, rows: jax.Array, step: DecoderInput) -> Any:
-        """New state that knows the tokens of a step; rows [R] are its rows in the row state, or out of range."""
+    def observe(self, params: Any, state: Any, rows: jax.Array, step: DecoderInput, states: Any) -> Any:
+        """New state that knows the tokens of a step; rows [R] are its rows in the row state, or out of range.
+
+        ``states`` are as in ``ProposeInput``.
+        """
 
     def propose(self, params: Any, state: Any, rows: RowState, work: ProposeInput) -> tuple[Any, Proposal]:
         """New state, and drafts of what follows the newest token of each row."""
@@ -79,6 +93,8 @@ class NoProposer:
     max_depth = 0
     is_tree = False
     has_cache = False
+    lookahead = 0
+    taps = None
 
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
         """Nothing to remember."""
@@ -86,7 +102,7 @@ class NoProposer:
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """Nothing to copy."""
 
-    def observe(self, params: None, state: None, rows: jax.Array, step: DecoderInput) -> None:
+    def observe(self, params: None, state: None, rows: jax.Array, step: DecoderInput, states: None) -> None:
         """Nothing to know."""
 
     def propose(self, params: None, state: None, rows: RowState, work: ProposeInput) -> tuple[None, Proposal]:

@@ -1,9 +1,9 @@
-"""What the served model writes after each prompt, and its hidden state at each of these tokens.
+"""What the served model writes after each prompt, and its hidden state at every token.
 
 Prompts are taken in groups, and each group becomes a file, so that a run that was stopped begins with the first group
 that has none. The hidden states come from the functional decoder with the engine's own weights.
 
-Letters: M examples (positions), E hidden size, K heads, T tokens of a forward pass, R sequences in it, S block size.
+Letters: N texts, M tokens of all texts, E hidden size, T tokens of a forward pass, R sequences in it, S block size.
 """
 
 from __future__ import annotations
@@ -30,24 +30,43 @@ from jaxserve.models.ragged import ragged_step
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.training.options import TrainOptions
 
-__all__ = ["Examples", "distill", "read_examples"]
+__all__ = ["Texts", "distill", "read_texts"]
 
 _GROUP = 32  # prompts
 _STATES_TOKENS, _STATES_ROWS, _BLOCK = 1024, 32, 16  # T, R and S of the pass that gives hidden states
-_NONE = -1
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Positions to learn from.
+class Texts:
+    """Texts to learn from, one after the other.
 
     Attributes:
-        hidden: [M, E] bfloat16, the state that the next token is sampled from.
-        targets: [M, K] int32, the tokens after the next; -1 past the end of the text.
+        tokens: [M] int32.
+        hidden: [M, E] bfloat16, the state at each token, which the next one is sampled from.
+        lengths: [N] int64, tokens of each text.
+        prompts: [N] int64, how many of these are the prompt's.
     """
 
+    tokens: NDArray[np.int32]
     hidden: NDArray[Any]
-    targets: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    prompts: NDArray[np.int64]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """First token of each text, [N]."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def written(self) -> NDArray[np.int32]:
+        """The tokens that the model wrote."""
+        index = np.arange(len(self.tokens)) - np.repeat(self.starts, self.lengths)
+        return self.tokens[index >= np.repeat(self.prompts, self.lengths)]
+
+    def some(self, first: int, last: int) -> Texts:
+        """Texts first … last - 1."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        tokens = slice(ends[first], ends[last])
+        return Texts(self.tokens[tokens], self.hidden[tokens], self.lengths[first:last], self.prompts[first:last])
 
 
 def distill(llm: LLM, prompts: Sequence[list[int]], options: TrainOptions, folder: Path, seed: int) -> None:
@@ -66,44 +85,41 @@ def distill(llm: LLM, prompts: Sequence[list[int]], options: TrainOptions, folde
         ]
         outputs = llm.generate(some, params, use_tqdm=False)
         texts = [[*prompt, *output.outputs[0].token_ids] for prompt, output in zip(some, outputs, strict=True)]
-        examples = [
-            _examples(text, len(prompt), hidden, options.num_heads)
-            for text, prompt, hidden in zip(texts, some, states(texts), strict=True)
-        ]
-        _write(path, examples)
+        _write(
+            path,
+            Texts(
+                np.concatenate([np.array(text, np.int32) for text in texts]),
+                np.concatenate(list(states(texts))),
+                np.array([len(text) for text in texts]),
+                np.array([len(prompt) for prompt in some]),
+            ),
+        )
 
 
-def read_examples(folder: Path, num_prompts: int) -> tuple[Examples, Examples]:
-    """The examples of nine prompts out of ten, and those of the others (of one at least), which come last."""
-    held_out = max(1, num_prompts // 10)
-    hidden, targets, counts = [], [], []
+def read_texts(folder: Path) -> tuple[Texts, Texts]:
+    """Nine texts out of ten, and the others (one at least), which come last."""
+    files = []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as file:
-            hidden.append(file["hidden"].view(ml_dtypes.bfloat16))
-            targets.append(file["targets"])
-            counts.append(file["counts"])
-    cut = int(np.concatenate(counts)[: num_prompts - held_out].sum())
-    all_hidden, all_targets = np.concatenate(hidden), np.concatenate(targets)
-    return Examples(all_hidden[:cut], all_targets[:cut]), Examples(all_hidden[cut:], all_targets[cut:])
+            files.append(
+                Texts(file["tokens"], file["hidden"].view(ml_dtypes.bfloat16), file["lengths"], file["prompts"])
+            )
+    parts = ([getattr(texts, name) for texts in files] for name in ("tokens", "hidden", "lengths", "prompts"))
+    every = Texts(*map(np.concatenate, parts))
+    cut = len(every.lengths) - max(1, len(every.lengths) // 10)
+    return every.some(0, cut), every.some(cut, len(every.lengths))
 
 
-def _examples(text: list[int], num_prompt: int, hidden: NDArray[Any], num_heads: int) -> Examples:
-    """Those of one text: the states that its own tokens were sampled from, and what came after these tokens."""
-    first, last = num_prompt - 1, len(text) - 2  # positions with a next token of the model's, and one more after it
-    padded = np.array([*text, *[_NONE] * num_heads], np.int32)
-    at = np.arange(first, max(first, last))
-    return Examples(hidden[at], padded[at[:, None] + 2 + np.arange(num_heads)])
-
-
-def _write(path: Path, examples: list[Examples]) -> None:
+def _write(path: Path, texts: Texts) -> None:
     """Complete or not at all."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
         np.savez(
             file,
-            hidden=np.concatenate([part.hidden for part in examples]).view(np.uint16),
-            targets=np.concatenate([part.targets for part in examples]),
-            counts=np.array([len(part.targets) for part in examples]),
+            tokens=texts.tokens,
+            hidden=texts.hidden.view(np.uint16),
+            lengths=texts.lengths,
+            prompts=texts.prompts,
         )
     os.replace(unfinished, path)
 

@@ -20,14 +20,15 @@ class TrainOptions:
     """How what guesses is trained."""
 
     title: ClassVar[str] = "training"
-    method: str = _option("medusa", "What is trained.", choices=("medusa",))
+    method: str = _option("medusa", "What is trained.", choices=("medusa", "eagle"))
     output: str | None = _option(
         None, "Folder of the result; by default where --speculative-model medusa looks for it."
     )
-    num_heads: int = _option(4, "Heads, each of which guesses one token further ahead.")
-    num_layers: int = _option(1, "Residual blocks of each head.")
+    num_heads: int = _option(4, "Medusa: heads, each of which guesses one token further ahead.")
+    num_layers: int = _option(1, "Medusa: residual blocks of each head.")
+    num_passes: int = _option(3, "EAGLE: guesses in a row that are trained, each from the one before.")
     draft_vocab_size: int = _option(
-        8192, "Tokens that a head may guess: the most frequent ones of what the model wrote; 0 is all.", human=True
+        8192, "Tokens that may be guessed: the most frequent ones of what the model wrote; 0 is all.", human=True
     )
     max_prompt_tokens: int = _option(64, "Tokens of a prompt, of which the first are kept.", human=True)
     max_tokens: int = _option(128, "Most tokens that the model writes after each prompt.", human=True)
@@ -41,6 +42,7 @@ class TrainOptions:
         for name, low, high in (
             ("num_heads", 1, 16),
             ("num_layers", 0, 4),
+            ("num_passes", 1, 8),
             ("draft_vocab_size", 0, 2**20),
             ("max_prompt_tokens", 1, 2**20),
             ("max_tokens", 2, 2**20),

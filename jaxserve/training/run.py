@@ -14,17 +14,18 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine import LLM
 from jaxserve.errors import ConfigError
 from jaxserve.layers import embed
-from jaxserve.training.distill import distill, read_examples
-from jaxserve.training.medusa import Acceptance, draft_vocabulary, first_heads, measure, train
+from jaxserve.training import eagle, medusa
+from jaxserve.training.acceptance import Acceptance, draft_vocabulary
+from jaxserve.training.distill import Texts, distill, read_texts
+from jaxserve.training.eagle import Known
 from jaxserve.training.options import TrainOptions
 from jaxserve.training.prompts import FEWEST, read_lines, tokenise
-from jaxserve.weights import default_drafts, save_medusa
+from jaxserve.weights import default_drafts, open_model, save_eagle, save_medusa
 from jaxserve.weights.digest import content_digest
 
 __all__ = ["train_draft"]
@@ -33,9 +34,9 @@ __all__ = ["train_draft"]
 def train_draft(
     config: EngineConfig, data: Path, options: TrainOptions, tell: Callable[[str], None]
 ) -> tuple[Acceptance, Acceptance]:
-    """Train heads for the model of ``config`` on what it writes after the prompts of ``data``.
+    """Train what guesses for the model of ``config`` on what it writes after the prompts of ``data``.
 
-    ``tell`` is told of results, a line each. Returns how often the heads are right, before and after.
+    ``tell`` is told of results, a line each. Returns how often guesses are right, before and after.
 
     Raises:
         ConfigError: the data cannot be used, or the folder holds another training.
@@ -47,24 +48,49 @@ def train_draft(
     work = output / "training"
     _claim(work, {"model": model, "seed": seed, "data": content_digest([data]), **_lasting(options)})
     if not (work / "start.npz").exists():
-        _write_examples(config, lines, options, work, seed)
+        _write_texts(config, lines, options, work, seed)
     with np.load(work / "start.npz") as file:
-        table, num_prompts = file["table"], int(file["num_prompts"])
-        vocabulary: NDArray[np.int32] | None = file["vocabulary"] if file["vocabulary"].size else None
-    learn, held_out = read_examples(work / "texts", num_prompts)
-    start = first_heads(table, options.num_heads, options.num_layers)
-    before = measure(start, vocabulary, held_out)
-    heads = train(learn, start, vocabulary, options, work / "checkpoints", seed)
-    after = measure(heads, vocabulary, held_out)
-    notes = {
-        "medusa_choices": after.paths(),
-        "trained_on_tokens": len(learn.targets),
-        "held_out_acceptance": after.right[:, 0].round(4).tolist(),
-    }
-    save_medusa(output, heads, model, vocabulary, notes)
-    for line in _report(before, after, len(learn.targets), len(held_out.targets), output):
+        vocabulary = file["vocabulary"] if file["vocabulary"].size else None
+        known = Known(file["tokens"], file["embed"], file["table"], vocabulary)
+    learn, held_out = read_texts(work / "texts")
+    run = {"medusa": _medusa, "eagle": _eagle}[options.method]
+    before, after = run(config, known, (learn, held_out), options, output, seed)
+    num_learnt, num_measured = (int((texts.lengths - texts.prompts).sum()) for texts in (learn, held_out))
+    for line in _report(before, after, num_learnt, num_measured):
         tell(line)
+    tell(f"saved in {output}")
     return before, after
+
+
+def _medusa(
+    config: EngineConfig, known: Known, texts: tuple[Texts, Texts], options: TrainOptions, output: Path, seed: int
+) -> tuple[Acceptance, Acceptance]:
+    learn, held_out = (medusa.examples_of(some, options.num_heads) for some in texts)
+    start = medusa.first_heads(jnp.asarray(known.table), options.num_heads, options.num_layers)
+    before = medusa.measure(start, known.vocabulary, held_out)
+    heads = medusa.train(learn, start, known.vocabulary, options, output / "training" / "checkpoints", seed)
+    after = medusa.measure(heads, known.vocabulary, held_out)
+    notes = {"medusa_choices": after.paths(), **_notes(after)}
+    save_medusa(output, heads, config.model.model, known.vocabulary, notes)
+    return before, after
+
+
+def _eagle(
+    config: EngineConfig, known: Known, texts: tuple[Texts, Texts], options: TrainOptions, output: Path, seed: int
+) -> tuple[Acceptance, Acceptance]:
+    learn, held_out = texts
+    head = eagle.head_of(open_model(config.model).config)
+    start = eagle.first_head(head, seed)
+    before = eagle.measure(start, head, known, held_out, options.num_passes)
+    params = eagle.train(learn, start, head, known, options, output / "training" / "checkpoints", seed)
+    after = eagle.measure(params, head, known, held_out, options.num_passes)
+    notes = {"base_model_name_or_path": config.model.model, **_notes(after)}
+    save_eagle(output, params, head.layer, known.vocabulary, notes)
+    return before, after
+
+
+def _notes(after: Acceptance) -> dict[str, Any]:
+    return {"held_out_acceptance": after.right[:, 0].round(4).tolist(), "held_out_length": round(after.length, 4)}
 
 
 def _lasting(options: TrainOptions) -> dict[str, Any]:
@@ -92,10 +118,10 @@ def _claim(work: Path, settings: dict[str, Any]) -> None:
         raise ConfigError(f"output: cannot write to {work}: {error.strerror}.", "output") from None
 
 
-def _write_examples(
+def _write_texts(
     config: EngineConfig, lines: list[dict[str, Any]], options: TrainOptions, work: Path, seed: int
 ) -> None:
-    """All that training needs of the model: examples, the vocabulary of drafts, and its rows of the model's table."""
+    """All that training needs of the model: what it writes, the vocabulary of drafts, and rows of its tables."""
     with LLM(**config.flat()) as llm:
         most = llm.max_model_len - options.max_tokens
         if most < 1:
@@ -106,25 +132,26 @@ def _write_examples(
         if len(prompts) < FEWEST:
             raise ConfigError(f"the data must hold at least {FEWEST} prompts that are not empty, got {len(prompts)}.")
         distill(llm, prompts, options, work / "texts", seed)
-        learn, _ = read_examples(work / "texts", len(prompts))
+        learn, held_out = read_texts(work / "texts")
         num_tokens = llm.model_config.vocab_size
-        vocabulary = draft_vocabulary(learn.targets, options.draft_vocab_size, num_tokens)
-        tokens = np.arange(num_tokens, dtype=np.int32) if vocabulary is None else vocabulary
+        vocabulary = draft_vocabulary(learn.written(), options.draft_vocab_size, num_tokens)
         params = llm.engine.runner.params
-        table = embed(params.get("lm_head", params["embed"]), jnp.asarray(tokens))
+        tokens = np.unique(np.concatenate([learn.tokens, held_out.tokens]))
+        guessed = np.arange(num_tokens) if vocabulary is None else vocabulary
+        table = params.get("lm_head", params["embed"])
         np.savez(
             work / "start.unfinished.npz",
-            table=np.asarray(table, np.float32),
+            tokens=tokens,
+            embed=np.asarray(embed(params["embed"], jnp.asarray(tokens)), np.float32),
+            table=np.asarray(embed(table, jnp.asarray(guessed)), np.float32),
             vocabulary=np.zeros(0, np.int32) if vocabulary is None else vocabulary,
-            num_prompts=len(prompts),
         )
     (work / "start.unfinished.npz").rename(work / "start.npz")
 
 
-def _report(before: Acceptance, after: Acceptance, num_learnt: int, num_held_out: int, output: Path) -> list[str]:
-    lines = [f"trained on {num_learnt} tokens, measured on {num_held_out} of other texts:"]
+def _report(before: Acceptance, after: Acceptance, num_learnt: int, num_measured: int) -> list[str]:
+    lines = [f"trained on {num_learnt} tokens, measured on {num_measured} of other texts:"]
     for i, (was, now) in enumerate(zip(before.right[:, 0], after.right[:, 0], strict=True), start=1):
-        lines.append(f"  head {i}: right {now:.1%} of the time (untrained {was:.1%})")
+        lines.append(f"  guess {i}: right {now:.1%} of the time (untrained {was:.1%})")
     lines.append(f"  tokens per step of a chain: {after.length:.2f} (untrained {before.length:.2f})")
-    lines.append(f"saved in {output}")
     return lines

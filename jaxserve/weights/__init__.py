@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from jaxserve.weights.assemble import Params, Place, load_params
+from jaxserve.weights.assemble import Params, Place, load_params, place_default
+from jaxserve.weights.drafts import default_drafts
 from jaxserve.weights.dummy import init_random
+from jaxserve.weights.eagle import EagleFiles, is_eagle, open_eagle, save_eagle
 from jaxserve.weights.gguf import GGUFFile
 from jaxserve.weights.hub import ModelFiles, resolve
 from jaxserve.weights.load import OpenedModel, open_model
-from jaxserve.weights.medusa import MedusaHeads, default_drafts, is_medusa, open_medusa, save_medusa
+from jaxserve.weights.medusa import MedusaHeads, is_medusa, open_medusa, save_medusa
 from jaxserve.weights.safetensors import SafetensorsReader
 
 __all__ = [
+    "EagleFiles",
     "GGUFFile",
     "MedusaHeads",
     "ModelFiles",
@@ -20,10 +23,14 @@ __all__ = [
     "SafetensorsReader",
     "default_drafts",
     "init_random",
+    "is_eagle",
     "is_medusa",
     "load_params",
+    "open_eagle",
     "open_medusa",
     "open_model",
+    "place_default",
     "resolve",
+    "save_eagle",
     "save_medusa",
 ]

@@ -8,9 +8,7 @@ tokens, and ``medusa_choices``, the paths of ranks that are worth a try, the mos
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +19,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from jaxserve.errors import CorruptFileError, LoadError, MissingFileError
+from jaxserve.weights.drafts import read_vocabulary
 from jaxserve.weights.hub import ALIASES, fetch_folder
 from jaxserve.weights.reader import TensorReader, read_json
 from jaxserve.weights.safetensors import SafetensorsReader
 from jaxserve.weights.torch_file import TorchFile
 
-__all__ = ["MedusaHeads", "default_drafts", "is_medusa", "open_medusa", "save_medusa"]
+__all__ = ["MedusaHeads", "is_medusa", "open_medusa", "save_medusa"]
 
 _WEIGHTS = "medusa_lm_head"
 _MOST_HEADS, _MOST_LAYERS, _MOST_RANKS = 64, 16, 64
@@ -51,17 +50,6 @@ class MedusaHeads:
     vocabulary: NDArray[np.int32] | None
     paths: tuple[tuple[int, ...], ...]
     reader: TensorReader
-
-
-def default_drafts(method: str, model: str) -> Path:
-    """Where heads that were trained for a model lie, unless told otherwise: under ``~/.cache/jaxserve/drafts``, or
-    under ``XDG_CACHE_HOME``. ``model`` is as the user names it; a path is known by where it leads to."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    path = Path(model).expanduser()
-    name = model.replace("/", "--")
-    if model not in ALIASES and path.exists():
-        name = f"{path.resolve().name}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    return (Path(home) if home else Path.home() / ".cache") / "jaxserve" / "drafts" / method / name
 
 
 def is_medusa(model: str, download_dir: str | None = None) -> bool:
@@ -92,7 +80,7 @@ def open_medusa(model: str, download_dir: str | None = None) -> MedusaHeads:
         num_heads,
         _count(config, "medusa_num_layers", path, 0, _MOST_LAYERS),
         str(config.get("base_model_name_or_path")),
-        _vocabulary(config, path),
+        read_vocabulary(config, "medusa_vocabulary", path),
         _paths(config, path, num_heads),
         reader,
     )
@@ -130,19 +118,6 @@ def _count(config: dict[str, Any], name: str, path: Path, low: int, high: int) -
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise CorruptFileError(f"{path}: {name} must be an integer from {low} to {high}, got {value!r}.")
     return value
-
-
-def _vocabulary(config: dict[str, Any], path: Path) -> NDArray[np.int32] | None:
-    given = config.get("medusa_vocabulary")
-    if given is None:
-        return None
-    try:
-        tokens = np.array(given, np.int32)
-    except (ValueError, TypeError, OverflowError):
-        tokens = np.zeros(0, np.int32)
-    if tokens.ndim != 1 or not tokens.size or tokens.min() < 0:
-        raise CorruptFileError(f"{path}: medusa_vocabulary must be a list of token ids.")
-    return tokens
 
 
 def _paths(config: dict[str, Any], file: Path, num_heads: int) -> tuple[tuple[int, ...], ...]:

@@ -20,6 +20,7 @@ __all__ = ["INDEX", "SafetensorsReader", "has_safetensors"]
 
 INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_INTEGERS = ("I64", "I32")
 # Mistral publishes the same weights a second time under names of its own; adapters are no part of the model.
 _FOREIGN = ("consolidated", "adapter_")
 
@@ -78,6 +79,14 @@ class SafetensorsReader:
     def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See TensorReader."""
         self.dtype(name)
+        tensor: np.ndarray[Any, np.dtype[Any]] = self._handle(self._shard_of[name]).get_tensor(name)
+        return tensor
+
+    def integers(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A tensor of integers; raises UnsupportedModelError for others."""
+        stored = self._dtypes[name]
+        if stored not in _INTEGERS:
+            raise UnsupportedModelError(f"{name} is stored as {stored}. It must be one of: {', '.join(_INTEGERS)}.")
         tensor: np.ndarray[Any, np.dtype[Any]] = self._handle(self._shard_of[name]).get_tensor(name)
         return tensor
 

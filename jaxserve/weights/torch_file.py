@@ -26,6 +26,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "FloatStorage": np.dtype(np.float32),
     "HalfStorage": np.dtype(np.float16),
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype(np.int64),
+    "IntStorage": np.dtype(np.int32),
+    "BoolStorage": np.dtype(np.bool_),
 }
 
 
@@ -44,12 +47,13 @@ class _Tensor(NamedTuple):
 
 
 class TorchFile:
-    """A state dict of float tensors. See TensorReader for its methods and attributes.
+    """A state dict of tensors. See TensorReader for its methods and attributes.
 
     Raises:
         MissingFileError: there is no such file.
         CorruptFileError: it is not what torch.save writes (since torch 1.6), or it is truncated.
-        UnsupportedModelError: it holds something else than float tensors by name.
+        UnsupportedModelError: it holds something else than tensors by name, or tensors of other kinds than floats,
+            integers and truth values.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,11 +75,25 @@ class TorchFile:
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def dtype(self, name: str) -> str:
-        """See TensorReader."""
-        return self._tensors[name].storage.dtype.name
+        """See TensorReader; raises UnsupportedModelError for what is no float."""
+        dtype = self._tensors[name].storage.dtype.name
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise UnsupportedModelError(f"{self.files[0]}: {name} must hold floats, and holds {dtype}.")
+        return dtype
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See TensorReader; raises CorruptFileError if the file ends before the tensor does."""
+        self.dtype(name)
+        return self._read(name)
+
+    def integers(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """A tensor of integers; raises UnsupportedModelError for others, and as ``read``."""
+        dtype = self._tensors[name].storage.dtype
+        if dtype.kind != "i":
+            raise UnsupportedModelError(f"{self.files[0]}: {name} must hold integers, and holds {dtype.name}.")
+        return self._read(name)
+
+    def _read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         storage, offset, shape, strides = self._tensors[name]
         try:
             values = np.frombuffer(self._zip.read(f"{self._folder}data/{storage.name}"), storage.dtype)
@@ -100,7 +118,9 @@ class _Unpickler(pickle.Unpickler):
             return name
         found = _KNOWN.get((module, name))
         if found is None:
-            raise UnsupportedModelError(f"it refers to {module}.{name}; read are dicts of float tensors.")
+            raise UnsupportedModelError(
+                f"it refers to {module}.{name}; read are dicts of tensors of floats and integers."
+            )
         return found
 
     def persistent_load(self, pid: Any) -> Any:

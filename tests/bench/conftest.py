@@ -77,7 +77,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
         drafts = open_drafts(speculative, config.model, tiny.tokenizer, tiny.model_config)
         proposer = drafts.propose("float32", "reference") if speculative else None
         runner = shared_runner(60, 8, CONTEXT, 4, proposer)
-        scheduler.speculation = make_speculation(speculative, runner.buckets)
+        scheduler.speculation = make_speculation(speculative, runner.buckets, runner.proposer)
         engine = Engine(scheduler, runner, depth=1)
         tokenizer: Any = FoldedTokenizer(tiny.tokenizer)
         return replace(tiny, config=config, engine=engine, tokenizer=tokenizer)

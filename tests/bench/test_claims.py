@@ -34,7 +34,7 @@ TINY = Sizes(
     num_long=1,
     chunk=8,
     copied=(24, 20),
-    copies=2,
+    batches=(1, 2),
 )
 
 
@@ -86,8 +86,11 @@ def test_speculation_is_compared_with_plain_decoding(started: list[EngineConfig]
     outcome = check("speculation", spec_method="ngram", spec_tokens=4, speculative_adaptive=False)
     assert [config.speculative.spec_method for config in started] == [None, "ngram"]
     off, on = outcome.medians.values()
-    assert off["right drafts per verify"] == 0 < on["right drafts per verify"] <= 4
-    assert all(value > 0 for key, value in off.items() if key != "right drafts per verify")
+    assert list(off) == list(on)
+    for kind in ("copying", "code", "open"):
+        assert off[f"{kind}, tokens per verify"] == 1 <= on[f"{kind}, tokens per verify"] <= 5
+        assert all(figures[f"{kind}, {batch} at once"] > 0 for batch in (1, 2) for figures in (off, on))
+    assert on["copying, tokens per verify"] > 1
     ways = CLAIMS["speculation"].settings(FULL, EngineConfig())
     assert [way["speculative_model"] for way in ways] == [None, "[ngram]"]
 

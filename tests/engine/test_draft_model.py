@@ -1,20 +1,25 @@
-"""A draft model or Medusa heads beside the served model: loaded, used, or refused with the reason."""
+"""A draft model, Medusa heads or an EAGLE head beside the served model: loaded, used, or refused with the reason."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.config import ModelOptions, SpeculativeConfig
 from jaxserve.engine.drafts import open_drafts
 from jaxserve.engine.speculation import resolve
 from jaxserve.errors import ConfigError
+from jaxserve.models.config import ModelConfig
 from jaxserve.tokenizer import load_tokenizer
-from jaxserve.weights import default_drafts, open_model, save_medusa
+from jaxserve.training.eagle import first_head, head_of
+from jaxserve.weights import default_drafts, open_model, save_eagle, save_medusa
 from tests.tokenizer.samples import byte_level_metadata
 from tests.weights.checkpoints import tiny_model, write_gguf
 
@@ -79,7 +84,7 @@ def write_heads(path: Path, hidden_size: int = 32, vocabulary: int | None = None
     [
         ({}, {"num_speculative_tokens": 3}, "--num-speculative-tokens is 3, but the 2 Medusa heads of .* give 2"),
         ({"hidden_size": 64}, {}, r"made for other/model and do not fit .*0.0.linear.bias has shape \[64\]"),
-        ({"vocabulary": 300}, {}, "medusa_vocabulary has token 299, the model 288"),
+        ({"vocabulary": 300}, {}, "its vocabulary has token 299, the model 288"),
         (None, {"spec_method": "medusa"}, "--speculative-model: .*no/such"),
         (None, {"speculative_model": "medusa"}, "jaxserve train-draft --method medusa .*model.gguf data.jsonl"),
     ],
@@ -97,6 +102,52 @@ def test_heads_that_cannot_work_are_refused(
     path = "/no/such" if heads is None else str(write_heads(tmp_path / "heads", **heads))
     with pytest.raises(ConfigError, match=message):
         LLM(target, **{"speculative_model": path, **flags}, **SETTINGS)
+
+
+def write_eagle(path: Path, model: ModelConfig, taps: list[int] | None = None, **changes: Any) -> Path:
+    """A head that hands states on; fused ones lack what makes them whole, which is noticed later than their layers."""
+    head = head_of(replace(model, **changes))
+    params = first_head(head, seed=1)
+    notes = {} if taps is None else {"eagle_config": {"eagle_aux_hidden_state_layer_ids": taps}}
+    save_eagle(path, jax.tree.map(np.asarray, params), head.layer, np.arange(280, 288, dtype=np.int32), notes)
+    if taps is not None:
+        tensors = load_file(path / "model.safetensors")
+        save_file({**tensors, "midlayer.hidden_norm.weight": np.ones(4, np.float32)}, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({"hidden_size": 64}, {}, "does not fit .*: its hidden_size is 64, that of the model 32"),
+        ({"vocab_size": 300}, {}, "does not fit .*: its vocab_size is 300, that of the model 288"),
+        ({"taps": [0, 9]}, {}, "reads the layers 0, 9, but .* has 2"),
+        ({"taps": [0, 1]}, {}, r"does not fit .*midlayer\..* is not"),
+        ({}, {"speculative_eagle_topk": 40}, "--speculative-eagle-topk must be an integer from 1 to 32"),
+        (None, {"spec_method": "eagle"}, "--speculative-model: .*no/such"),
+        (None, {"speculative_model": "eagle"}, "jaxserve train-draft --method eagle .*model.gguf data.jsonl"),
+    ],
+    ids=str,
+)
+def test_an_eagle_head_that_cannot_work_is_refused(
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any] | None,
+    flags: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = open_model(ModelOptions(model=str(target))).config
+    path = "/no/such" if changes is None else str(write_eagle(tmp_path / "head", model, **changes))
+    with pytest.raises(ConfigError, match=message):
+        LLM(target, **{"speculative_model": path, **flags}, **SETTINGS)
+
+
+def test_an_eagle_head_is_no_draft_model_with_a_tree(target: Path, tmp_path: Path) -> None:
+    draft = str(write(tmp_path / "draft.gguf"))
+    with pytest.raises(ConfigError, match="--speculative-eagle-topk has no effect on the draft model"):
+        LLM(target, speculative_model=draft, speculative_eagle_topk=2, **SETTINGS)
 
 
 def test_heads_are_found_where_training_leaves_them(

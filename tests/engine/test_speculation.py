@@ -53,10 +53,28 @@ def test_values_are_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "num_drafts", "width", "depth"),
+    [
+        ({}, 4, 1, None),
+        ({"speculative_num_steps": 6}, 6, 1, None),
+        ({"speculative_eagle_topk": 4}, 8, 4, 4),
+        ({"speculative_eagle_topk": 4, "speculative_num_steps": 1}, 4, 4, 1),
+        ({"speculative_config": {"eagle_topk": 2, "num_steps": 3, "num_speculative_tokens": 10}}, 10, 2, 3),
+    ],
+)
+def test_eagle_drafts_chains_or_trees(flags: dict[str, Any], num_drafts: int, width: int, depth: int | None) -> None:
+    for method in ({"speculative_model": "eagle"}, {"spec_method": "eagle3"}):
+        found = settings(**method, **flags)
+        assert found is not None
+        assert (found.method, found.model) == ("eagle", None)
+        assert (found.num_drafts, found.width, found.depth) == (num_drafts, width, depth)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"num_speculative_tokens": 3}, "--num-speculative-tokens needs a method"),
-        ({"spec_method": "magic"}, "--spec-method must be one of ngram, draft_model, medusa, got 'magic'"),
+        ({"spec_method": "magic"}, "--spec-method must be one of ngram, draft_model, medusa, eagle, got 'magic'"),
         ({"spec_method": "draft_model"}, "draft_model needs a model"),
         ({"spec_method": "draft_model", "speculative_model": "[ngram]"}, "draft_model needs a model"),
         ({"spec_method": "ngram", "speculative_model": "/a/model"}, "'/a/model', but the method ngram has no model"),
@@ -79,6 +97,26 @@ def test_values_are_taken_over() -> None:
             "'num_speculative_tokens' of --speculative-config must be an integer from 1 to 63, got '3'",
         ),
         ({"speculative_config": {"method": ["ngram"]}}, "must be a text"),
+        (
+            {"spec_method": "ngram", "speculative_eagle_topk": 2},
+            "--speculative-eagle-topk has no effect on the method ngram: it is of eagle",
+        ),
+        (
+            {"spec_method": "eagle", "ngram_prompt_lookup_min": 2},
+            "--ngram-prompt-lookup-min has no effect on the method eagle: it is of ngram",
+        ),
+        (
+            {"spec_method": "eagle", "speculative_num_steps": 3, "spec_tokens": 4},
+            "--speculative-num-steps is 3, but --spec-tokens is 4: without a tree",
+        ),
+        (
+            {"spec_method": "eagle", "speculative_eagle_topk": 2, "speculative_num_steps": 2, "spec_tokens": 7},
+            "--spec-tokens is 7, but trees of 2 steps and top-k 2 have 6 guesses",
+        ),
+        (
+            {"spec_method": "eagle", "speculative_config": '{"eagle_topk": 0}'},
+            "'eagle_topk' of --speculative-config must be an integer from 1 to 32, got 0",
+        ),
     ],
 )
 def test_what_cannot_work_is_named(flags: dict[str, Any], message: str) -> None:

@@ -154,7 +154,9 @@ def test_trees_deeper_than_a_window_are_refused() -> None:
     """MODEL has a window of 24."""
     settings = resolve(EngineConfig.from_flat({"spec_method": "medusa", "spec_tokens": 60}).speculative, max_tokens=64)
     for depth, fits in ((23, True), (24, False)):
-        drafts = OpenedDrafts(settings, None, lambda dtype: None, lambda dtype, backend: NoProposer(), max_depth=depth)
+        drafts = OpenedDrafts(
+            settings, None, lambda dtype, params: None, lambda dtype, backend: NoProposer(), max_depth=depth
+        )
         config = EngineConfig.from_flat({"attention_backend": "reference"})
         if fits:
             assert startup._select_backend(config, MODEL, jnp.dtype("float32"), drafts) == "reference"

@@ -34,7 +34,7 @@ from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import FixedSpeculation, Scheduler
-from jaxserve.speculative import DraftState, MedusaProposer, Proposer
+from jaxserve.speculative import DraftState, EagleProposer, MedusaProposer, Proposer
 from jaxserve.structured import step_mask
 
 __all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner", "token_probabilities"]
@@ -152,6 +152,10 @@ def shared_runner(
     drafting = params(model) if proposer and proposer.has_cache else None
     if isinstance(proposer, MedusaProposer):
         drafting = medusa_params(model)
+    if isinstance(proposer, EagleProposer):
+        from tests.equivalence.heads import proposer_params
+
+        drafting = proposer_params(proposer.head)
     return _SharedRunner(params(model), model, shape, proposer, drafting)
 
 
@@ -182,9 +186,7 @@ def build(
         blocks,
         max_num_batched_tokens=max_tokens,
         max_num_seqs=max_rows,
-        speculation=FixedSpeculation(
-            proposer.num_drafts, proposer.max_depth * proposer.has_cache, max_depth=proposer.max_depth
-        )
+        speculation=FixedSpeculation(proposer.num_drafts, proposer.lookahead, max_depth=proposer.max_depth)
         if proposer
         else None,
     )

@@ -30,8 +30,8 @@ def adaptive() -> Engine:
     """An engine whose steps seem to cost nothing, so that drafts always pay."""
     engine = build(proposer=NGRAM)
     speculation = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens)
-    speculation.note_step(1, 1.0)
-    speculation.note_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+    speculation.note_step(1, 1.0, proposes=True)
+    speculation.note_step = lambda num_tokens, seconds, *, proposes: None  # type: ignore[method-assign]
     engine.scheduler.speculation = speculation
     return engine
 

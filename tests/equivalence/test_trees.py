@@ -83,8 +83,8 @@ def test_an_adaptive_number_of_nodes_changes_no_token() -> None:
     engine = build(proposer=NGRAM, model=WIDE, backend="cpu")
     policy = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens, max_depth=NGRAM.max_depth)
     for size in range(1, 100):
-        policy.note_step(size, 1 + 0.01 * size)
-    policy.note_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+        policy.note_step(size, 1 + 0.01 * size, proposes=True)
+    policy.note_step = lambda num_tokens, seconds, *, proposes: None  # type: ignore[method-assign]
     engine.scheduler.speculation = policy
     expected, got = run(build(model=WIDE, backend="cpu"), ASKS), run(engine, ASKS)
     for name, ask in ASKS.items():

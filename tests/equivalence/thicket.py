@@ -23,10 +23,15 @@ class Thicket:
     chain: NgramProposer | DraftModelProposer
     siblings: int = 3
     is_tree: ClassVar[bool] = True
+    taps: ClassVar[None] = None
 
     @property
     def has_cache(self) -> bool:
         return self.chain.has_cache
+
+    @property
+    def lookahead(self) -> int:
+        return self.chain.lookahead
 
     @property
     def max_depth(self) -> int:
@@ -42,8 +47,8 @@ class Thicket:
     def copy(self, state: Any, source: jax.Array, target: jax.Array) -> Any:
         return self.chain.copy(state, source, target)
 
-    def observe(self, params: Any, state: Any, rows: jax.Array, step: DecoderInput) -> Any:
-        return self.chain.observe(params, state, rows, step)
+    def observe(self, params: Any, state: Any, rows: jax.Array, step: DecoderInput, states: Any) -> Any:
+        return self.chain.observe(params, state, rows, step, states)
 
     def propose(self, params: Any, state: Any, rows: RowState, work: ProposeInput) -> tuple[Any, Proposal]:
         state, chain = self.chain.propose(params, state, rows, work)

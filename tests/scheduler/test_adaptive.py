@@ -21,7 +21,15 @@ def policy(cost_of_a_token: float, rows: int = 1) -> AdaptiveSpeculation:
     """One whose steps are known to cost 1 s, and so much more for each token beyond the rows."""
     speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens)
     for extra in range(rows * MOST + 1):
-        speculation.note_step(rows + extra, 1 + cost_of_a_token * extra)
+        speculation.note_step(rows + extra, 1 + cost_of_a_token * extra, proposes=True)
+    return started(speculation)
+
+
+def started(speculation: AdaptiveSpeculation) -> AdaptiveSpeculation:
+    """After the first steps, in which nothing is proposed."""
+    assert not speculation.proposes
+    while not speculation.proposes:
+        assert speculation.choose([], 0) == {}
     return speculation
 
 
@@ -73,6 +81,17 @@ def test_what_drafts_cost_limits_them() -> None:
     assert max(live(policy(1.0), make_request("a", [1]), 0.9, 80, Random(1))[20:]) == 0
 
 
+def test_what_proposals_cost_counts() -> None:
+    """Drafts that pay once they are there, but not for the time that it takes to make them."""
+    speculation = policy(0.1)
+    live(speculation, make_request("a", [1]), 0.5, 60, Random(1))
+    assert not speculation.stats.disabled
+    for _ in range(20):
+        speculation.note_step(1, 0.6, proposes=False)
+    live(speculation, make_request("b", [1]), 0.5, 60, Random(1))
+    assert speculation.stats.disabled["no gain"] >= 1
+
+
 def test_drafts_go_to_the_request_whose_are_right() -> None:
     speculation = policy(0.3, rows=2)
     good, bad = make_request("good", [1]), make_request("bad", [1])
@@ -103,7 +122,8 @@ def test_others_in_the_step_count() -> None:
     """Beside many rows without drafts, a token more costs as much but brings the same."""
     speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens)
     for size in range(1, 64):
-        speculation.note_step(size, 0.2 + size)
+        speculation.note_step(size, 0.2 + size, proposes=True)
+    started(speculation)
     request = make_request("a", [1])
     request.drafts = chain(1, 2, 3, 4)
     assert speculation.choose([request], 20) == {}

@@ -25,7 +25,7 @@ def propose(proposer: NgramProposer, texts: Sequence[Sequence[int]]) -> list[lis
     rows = rows.replace(
         history=rows.history.at[at].set(history), length=rows.length.at[at].set([len(text) for text in texts])
     )
-    work = ProposeInput(at, np.full(len(at), True), None, None, None, None)
+    work = ProposeInput(at, np.full(len(at), True), None, None, None, None, None)
     return np.asarray(_propose(proposer, rows, work)).tolist()
 
 

@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.cli import main
 from jaxserve.errors import ConfigError
-from jaxserve.training import medusa
-from jaxserve.training.distill import Examples
-from jaxserve.training.medusa import Acceptance, draft_vocabulary, first_heads, measure, train
+from jaxserve.training import descent
+from jaxserve.training.acceptance import Acceptance, draft_vocabulary
+from jaxserve.training.medusa import Examples, first_heads, measure, train
 from jaxserve.training.options import TrainOptions
 from jaxserve.training.prompts import read_lines
 from jaxserve.weights import open_medusa
-from tests.tokenizer.samples import byte_level_metadata
-from tests.weights.checkpoints import tiny_model, write_gguf
+from tests.training.conftest import CYCLE, FLAGS, SETTINGS
 
-SETTINGS: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 4, "warmup": False}
-SETTINGS |= {"weight_cache_dir": "off", "num_gpu_blocks_override": 8, "attention_backend": "reference"}
-FLAGS = [
-    *("--max-model-len", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "8", "--no-warmup"),
-    *("--weight-cache-dir", "off", "--num-gpu-blocks-override", "40", "--attention-backend", "reference"),
-    *("--num-heads", "3", "--draft-vocab-size", "100", "--max-prompt-tokens", "1", "--max-tokens", "40"),
-    *("--temperature", "0", "--steps", "100", "--batch-size", "64", "--learning-rate", "0.02"),
-]
-CYCLE = np.random.default_rng(3).permutation(np.arange(100, 132)).tolist()
-"""The tokens that the model writes, each after the one before."""
+MEDUSA = [*FLAGS, "--num-heads", "3", "--steps", "100", "--batch-size", "64", "--learning-rate", "0.02"]
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that writes CYCLE, whatever the prompt."""
-    model = tiny_model("llama", vocab_size=288, intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=False)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.norm.weight.fill_(1.0)
-        model.lm_head.weight.mul_(0.01)
-        for token, next_token in zip(CYCLE, CYCLE[1:] + CYCLE[:1], strict=True):
-            model.lm_head.weight[next_token] = model.model.embed_tokens.weight[token]
-    path = tmp_path_factory.mktemp("target") / "model.gguf"
-    write_gguf(path, model, "llama", metadata=byte_level_metadata("gpt-2", ["a b"]))
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(target: Path) -> Path:
+def trained(target: Path, data: Path) -> Path:
     """The folder of heads that were trained for it."""
-    data, output = target.with_name("data.jsonl"), target.with_name("heads")
-    data.write_text("\n".join(json.dumps({"text": chr(letter)}) for letter in range(100, 124)))
-    assert main(["train-draft", str(target), str(data), "--output", str(output), *FLAGS]) == 0
+    output = target.with_name("heads")
+    assert main(["train-draft", str(target), str(data), "--output", str(output), *MEDUSA]) == 0
     return output
 
 
@@ -77,13 +47,13 @@ def test_trained_heads_are_far_better_than_untrained_ones(
 
 
 def test_the_same_command_goes_on_and_another_is_refused(
-    target: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+    target: Path, data: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (trained / "medusa_lm_head.safetensors").read_bytes()
-    argv = ["train-draft", str(target), str(target.with_name("data.jsonl")), "--output", str(trained), *FLAGS]
+    argv = ["train-draft", str(target), str(data), "--output", str(trained), *MEDUSA]
     assert main(argv) == 0
     report = capsys.readouterr().out
-    assert "head 3: right" in report
+    assert "guess 3: right" in report
     assert "(untrained 0.0%)" in report
     assert "tokens per step of a chain" in report
     assert (trained / "medusa_lm_head.safetensors").read_bytes() == before
@@ -107,9 +77,9 @@ def test_a_training_that_was_stopped_ends_as_if_it_was_not(tmp_path: Path, monke
         if step == 5:
             raise KeyboardInterrupt
 
-    save = medusa.save
-    monkeypatch.setattr(medusa, "_SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(medusa, "save", interrupted)
+    save = descent.save
+    monkeypatch.setattr(descent, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(descent, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(examples, first_heads(table, 2, 1), None, options, tmp_path / "stopped", seed=4)
     resumed = train(examples, first_heads(table, 2, 1), None, options, tmp_path / "stopped", seed=4)
@@ -163,7 +133,7 @@ def test_options_have_limits() -> None:
         ({"num_heads": 0}, "num_heads must be from 1 to 16"),
         ({"learning_rate": 0.0}, "learning_rate must be in"),
         ({"max_tokens": 4}, r"max_tokens \(4\) must be more than --num-heads \(4\)"),
-        ({"method": "magic"}, "method must be one of medusa"),
+        ({"method": "magic"}, "method must be one of medusa, eagle"),
     ):
         with pytest.raises(ConfigError, match=message):
             TrainOptions(**wrong)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ class Sizes:
         streams, stream: running streams beside long prompts, and (prompt, output) of each.
         long, num_long: (prompt, output) of a long request, and how many come, one after the other.
         chunk: most tokens of a step with chunked prefill, unless the configuration says.
-        copied, copies: a text that is to be copied and how much of it is, in tokens, and how many such texts there are.
+        copied, batches: a text that is to be copied and how much is written of it, in tokens, and how many at once.
     """
 
     context: int
@@ -52,7 +52,7 @@ class Sizes:
     num_long: int
     chunk: int
     copied: tuple[int, int]
-    copies: int
+    batches: tuple[int, ...]
 
 
 @dataclass(frozen=True)

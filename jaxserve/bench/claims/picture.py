@@ -40,7 +40,8 @@ def _table(outcome: Outcome) -> Table:
     for way in outcome.medians:
         table.add_column(way, justify="right")
     table.add_column("ratio", justify="right")
-    for figure in outcome.claim.figures:
+    measured = outcome.medians[outcome.claim.off]
+    for figure in (figure for figure in outcome.claim.figures if figure.key in measured):
         off, on = (figures[figure.key] for figures in outcome.medians.values())
         label = f"{figure.key}, {figure.unit}" if figure.unit else figure.key
         ratio = f"{on / off:.2f}" if off else ""

@@ -32,11 +32,20 @@ FULL = Sizes(
     long=(2000, 16),
     num_long=4,
     chunk=512,
-    copied=(256, 128),
-    copies=8,
+    copied=(256, 96),
+    batches=(1, 8, 32),
 )
 QUICK = replace(
-    FULL, regions=4, mixed=FULL.mixed[:16], seats=4, later=3, streams=4, stream=(32, 64), long=(2000, 4), num_long=1
+    FULL,
+    regions=4,
+    mixed=FULL.mixed[:16],
+    seats=4,
+    later=3,
+    streams=4,
+    stream=(32, 64),
+    long=(2000, 4),
+    num_long=1,
+    batches=(1, 8),
 )
 
 
