@@ -44,7 +44,7 @@ def test_check_dry_asks_everything(
     assert lines["3 of 40, skewed, bfloat16"]["figures"]["µs"] > 0
     assert lines["3 of 40, skewed, bfloat16: against the gather"]["figures"]["× the gather"] > 0
     has_mosaic = jax.__version_info__ >= (0, 11)  # its interpreter, that is
-    assert len(checks) == 4 + has_mosaic
+    assert len(checks) == 3 + has_mosaic
     if has_mosaic:
         assert lines["3 of 40, skewed, bfloat16: against the Mosaic kernel"]["figures"]["× the Mosaic kernel"] > 0
     else:

@@ -3,7 +3,7 @@
 
     python tools/tune_kernels.py                     # writes pallas_kernels/<op>/tuned/<device>.json
     python tools/tune_kernels.py --only decode/b2    # some launches only; what is known of others stays
-    python tools/tune_kernels.py --dry               # two candidates each, interpreted on the CPU; writes nothing
+    python tools/tune_kernels.py --dry               # one candidate each, interpreted on the CPU; writes nothing
 
 Each launch is timed in each of its shape classes with some ten candidates. One that does not compile, or whose result
 is another, is left out with its reason; one that is hardly faster than what is there is not worth an entry.
@@ -25,7 +25,7 @@ _LEAST = 10.0  # seconds, without which no launch is begun
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry", action="store_true", help="no GPU: two candidates of tiny shapes on the CPU")
+    parser.add_argument("--dry", action="store_true", help="no GPU: one candidate of tiny shapes on the CPU")
     parser.add_argument("--budget", type=float, default=330, metavar="SECONDS", help="by default 330")
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help="launches whose name holds this; may be repeated"
@@ -47,7 +47,7 @@ def main() -> int:
         if session.clock.left < _LEAST:
             print(f"{launch.name}: skipped, no time left")
             continue
-        few = dataclasses.replace(launch, candidates=launch.candidates[:2]) if args.dry else launch
+        few = dataclasses.replace(launch, candidates=launch.candidates[:1]) if args.dry else launch
         try:
             tuned = tune(few, session, gpu.chip)
         except Exception as error:  # the other launches have their own sizes

@@ -16,7 +16,7 @@ from jaxserve.engine.speculation import make_speculation, resolve
 from jaxserve.engine.startup import Started
 from jaxserve.scheduler import Scheduler
 from tests.engine.tiny import start_tiny
-from tests.equivalence.harness import CONTEXT, MODEL, shared_runner
+from tests.equivalence.harness import BACKEND, CONTEXT, MODEL, shared_runner
 from tests.server.conftest import serve
 
 __all__ = ["ByteCodec", "codec", "serve", "started"]
@@ -75,7 +75,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
         )
         speculative = resolve(config.speculative, max_tokens=CONTEXT)
         drafts = open_drafts(speculative, config.model, tiny.tokenizer, tiny.model_config)
-        proposer = drafts.propose("float32", "reference") if speculative else None
+        proposer = drafts.propose("float32", BACKEND) if speculative else None
         runner = shared_runner(60, 8, CONTEXT, 4, proposer)
         scheduler.speculation = make_speculation(speculative, runner.buckets, runner.proposer)
         engine = Engine(scheduler, runner, depth=1)

@@ -118,7 +118,7 @@ async def test_an_abort_reaches_a_request_in_whatever_state_it_is() -> None:
 
 
 async def test_the_queue_s_limit_holds_for_requests_that_come_within_one_step() -> None:
-    async with running({"max_num_queued_reqs": 3}, max_rows=2) as llm:
+    async with running({"max_num_queued_reqs": 3}, max_rows=2, exact=True) as llm:
         gate = Gate(llm)
         asked = [asyncio.create_task(collect(llm, PROMPT, f"r{i}", greedy(4))) for i in range(30)]
         await asyncio.sleep(0.05)
@@ -167,9 +167,9 @@ async def test_output_that_cannot_be_processed_ends_the_engine(monkeypatch: pyte
 
 
 async def test_preempted_requests_answer_as_they_do_alone() -> None:
-    async with running(block_size=16, num_blocks=11) as llm:
+    async with running(num_blocks=41) as llm:
         want = [await collect(llm, prompt, "alone", greedy(70)) for prompt in (PROMPT, OTHER)]
-        # Two more requests take what is left of the ten blocks.
+        # Two more requests take what is left of the forty blocks.
         asked = [(PROMPT, "a"), (OTHER, "b"), (PROMPT, "c"), (OTHER, "d")]
         got = await asyncio.gather(*[collect(llm, prompt, name, greedy(70)) for prompt, name in asked])
         assert got == want * 2

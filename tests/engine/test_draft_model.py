@@ -28,7 +28,7 @@ SETTINGS |= {"weight_cache_dir": "off", "num_gpu_blocks_override": 20, "speculat
 
 
 def write(path: Path, merge: str = "a b", **more: int) -> Path:
-    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, **more}
+    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, **more}
     model = tiny_model("llama", tie_word_embeddings=True, **sizes)
     write_gguf(path, model, "llama", metadata=byte_level_metadata("gpt-2", [merge]))
     return path
@@ -45,7 +45,7 @@ def test_a_draft_model_is_served_beside_the_model(target: Path, tmp_path: Path) 
     with LLM(target, **SETTINGS) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
     for draft, least in ((target, 0.95), (write(tmp_path / "draft.gguf", num_hidden_layers=1), 0.0)):
-        with LLM(target, speculative_model=str(draft), **SETTINGS) as llm:
+        with LLM(target, speculative_model=str(draft), spec_tokens=2, **SETTINGS) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             stats = llm.engine.stats().speculation
         assert [output.outputs[0].token_ids for output in outputs] == expected

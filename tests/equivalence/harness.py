@@ -1,6 +1,7 @@
 """A tiny real engine, and the comparison of its answers.
 
-The model is small and random, everything else is what serves: scheduler, block pool, compiled programs, sampler.
+The model is small and random, everything else is what serves: scheduler, block pool, compiled programs, sampler. Only
+a third of the step sizes is there, since most of a test's time goes to compiling.
 Programs of different shapes may round differently, so where two runs part, the two candidates' logits decide: a
 difference below ``TIE`` is a tie, anything above is a fault.
 """
@@ -36,12 +37,28 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import FixedSpeculation, Scheduler
 from jaxserve.speculative import DraftState, EagleProposer, MedusaProposer, Proposer
 from jaxserve.structured import step_mask
+from pallas_kernels.paged_attention import select_backend
 
-__all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner", "token_probabilities"]
+__all__ = [
+    "BACKEND",
+    "MODEL",
+    "TIE",
+    "Ask",
+    "Comparison",
+    "build",
+    "params",
+    "run",
+    "shared_runner",
+    "token_probabilities",
+]
 
 TIE = 1e-4
 CONTEXT = 96
-_POOL = 200
+_POOL, _STEP, _ROWS = 200, 32, 8
+"""Of the runner that most tests share: blocks, and the most tokens and rows of a step."""
+
+BACKEND = select_backend("auto", head_dim=16, dtype="float32", tree=True)[0]
+"""Native attention where there is some: its programs compile ten times faster than the reference's."""
 
 MODEL = ModelConfig(
     family="llama",
@@ -51,7 +68,7 @@ MODEL = ModelConfig(
     num_layers=2,
     num_heads=4,
     num_kv_heads=2,
-    head_dim=8,
+    head_dim=16,
     max_position=CONTEXT,
     tie_embeddings=False,
     windows=(None, 24),
@@ -62,7 +79,7 @@ MODEL = ModelConfig(
 @cache
 def params(m: ModelConfig = MODEL) -> dict[str, Any]:
     """Random weights whose logits spread over several units."""
-    rng = np.random.default_rng(11)
+    rng = np.random.default_rng(21)
 
     def normal(*shape: int, scale: float = 0.35) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape) * scale, jnp.float32)
@@ -133,6 +150,11 @@ class Ask:
 
 
 class _SharedRunner(Runner):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for name in ("rows", "places", "mixed_tokens"):
+            setattr(self.buckets, name, getattr(self.buckets, name)[::-3][::-1])
+
     def close(self) -> None:
         """Do nothing: the engines of other tests have it too."""
 
@@ -145,7 +167,7 @@ def shared_runner(
     max_rows: int,
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
-    backend: str = "reference",
+    backend: str = BACKEND,
 ) -> Runner:
     """A runner, with its compiled programs, for all engines that step within this shape."""
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), backend)
@@ -163,22 +185,24 @@ def build(
     *,
     num_blocks: int = _POOL,
     block_size: int = 4,
-    max_tokens: int = 32,
-    max_rows: int = 8,
+    max_tokens: int = _STEP,
+    max_rows: int = _ROWS,
+    exact: bool = False,
     prefix: bool = True,
     kv_reservation: str = "paged",
     overlap: bool = True,
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
-    backend: str = "reference",
+    backend: str = BACKEND,
     **scheduler: Any,
 ) -> Engine:
     """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape.
 
-    All drafts that a ``proposer`` makes are verified.
+    Smaller sizes than usual are the scheduler's alone, and the programs stay the same, unless ``exact`` ones are asked
+    for. All drafts that a ``proposer`` makes are verified.
     """
-    pool = max(num_blocks, _POOL)  # a smaller one is the scheduler's alone: the programs stay the same
-    runner = shared_runner(pool, block_size, max_tokens, max_rows, proposer, model, backend)
+    sizes = (max_tokens, max_rows) if exact else (max(max_tokens, _STEP), max(max_rows, _ROWS))
+    runner = shared_runner(max(num_blocks, _POOL), block_size, *sizes, proposer, model, backend)
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
     blocks = make_blocks(cache, num_blocks, CONTEXT)
     queue = Scheduler(

@@ -16,17 +16,11 @@ from jaxserve.models.decoder import decode
 from jaxserve.models.ragged import ragged_step
 from jaxserve.speculative import EagleHead, eagle_specs
 from jaxserve.weights import load_params
-from pallas_kernels.paged_attention import select_backend
-from tests.equivalence import harness
-from tests.equivalence.harness import CONTEXT
+from tests.equivalence.harness import BACKEND, CONTEXT, MODEL, params
 
-__all__ = ["BACKEND", "HEADS", "MODEL", "Oracle", "checkpoint", "proposer_params"]
+__all__ = ["HEADS", "Oracle", "checkpoint", "proposer_params"]
 
-F, D = 40, 16
-MODEL = replace(harness.MODEL, head_dim=D)
-"""One that native attention serves."""
-
-BACKEND, _ = select_backend("auto", head_dim=D, dtype="float32", tree=True)
+F, D = 40, MODEL.head_dim
 HEADS_SIZE, KV_SIZE = MODEL.num_heads * D, MODEL.num_kv_heads * D
 LAYER = replace(MODEL, num_layers=1, intermediate_size=F, windows=(None,), rope_layers=(True,))
 HEADS = {
@@ -101,9 +95,9 @@ def proposer_params(head: EagleHead) -> dict[str, Any]:
     if head.taps:
         vocabulary = jnp.asarray((torch.arange(NUM_GUESSED[kind]) + tensors["d2t"]).numpy(), jnp.int32)
     return {
-        "out": harness.params(MODEL)["lm_head"],
+        "out": params()["lm_head"],
         **loaded,
-        "embed": harness.params(MODEL)["embed"],
+        "embed": params()["embed"],
         "vocabulary": vocabulary,
     }
 
@@ -131,8 +125,8 @@ class Oracle:
             tokens.append(int(self._chances(guessed[-1]).argmax()))
         return tokens[len(text) :]
 
-    def tree(self, text: list[int], count: int, width: int, depth: int) -> dict[tuple[int, ...], float]:
-        """The ``count`` most likely paths of an EAGLE-2 tree, with the logarithms of their chances."""
+    def tree(self, text: list[int], width: int, depth: int) -> dict[tuple[int, ...], float]:
+        """All paths that an EAGLE-2 tree is chosen from, with the logarithms of their chances."""
         base = self._states(text)
         open_paths, made = [((), 0.0, base)], {}
         for _ in range(depth):
@@ -144,7 +138,7 @@ class Oracle:
                     found.append(((*path, token), chance + float(chances[token]), [*states, guessed]))
             made |= {path: chance for path, chance, _ in found}
             open_paths = sorted(found, key=lambda item: -item[1])[:width]
-        return dict(sorted(made.items(), key=lambda item: -item[1])[:count])
+        return made
 
     def _states(self, text: list[int]) -> list[torch.Tensor]:
         """The states before each token of a text, as the head reads them: zeros before the first."""
@@ -155,7 +149,7 @@ class Oracle:
 
     def _chances(self, guessed: torch.Tensor) -> torch.Tensor:
         if not self.head.taps:
-            return (guessed @ torch.from_numpy(np.array(harness.params(MODEL)["lm_head"])).double().T).softmax(-1)
+            return (guessed @ torch.from_numpy(np.array(params()["lm_head"])).double().T).softmax(-1)
         scores = self._norm(guessed, "norm") @ self.tensors["lm_head.weight"].double().T
         count = len(scores)
         every = torch.zeros(MODEL.vocab_size, dtype=torch.float64)
@@ -167,7 +161,7 @@ class Oracle:
 
     def _run(self, tokens: list[int], before: list[torch.Tensor]) -> torch.Tensor:
         """Guessed states [tokens, E] from the states before them."""
-        vectors = torch.from_numpy(np.array(harness.params(MODEL)["embed"])).double()[tokens]
+        vectors = torch.from_numpy(np.array(params()["embed"])).double()[tokens]
         vectors[0] = 0
         states = torch.stack(before)
         if self.head.taps:
@@ -210,7 +204,7 @@ def model_states(text: tuple[int, ...], taps: tuple[int, ...]) -> np.ndarray[Any
     """What the model says at each token of a text: final states [tokens, E], or those of ``taps`` side by side."""
     padded = np.zeros(CONTEXT, np.int32)
     padded[: len(text)] = text
-    return np.asarray(_kept(harness.params(MODEL), padded, taps=taps))[: len(text)]
+    return np.asarray(_kept(params(), padded, taps=taps))[: len(text)]
 
 
 @partial(jax.jit, static_argnames="taps")
@@ -230,5 +224,5 @@ def _kept(model: dict[str, Any], tokens: jax.Array, *, taps: tuple[int, ...]) ->
         queries=1,
         has_prefill=True,
     )
-    _, kv = decode(model, MODEL, step, kv, backend="reference", taps=taps)
+    _, kv = decode(model, MODEL, step, kv, backend=BACKEND, taps=taps)
     return kv.states_at(step.slots)

@@ -15,11 +15,11 @@ from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import FixedSpeculation
 from jaxserve.speculative import EagleProposer
-from tests.equivalence.harness import Ask, Comparison, build, run
-from tests.equivalence.heads import BACKEND, HEADS, MODEL, Oracle
+from tests.equivalence.harness import BACKEND, Ask, Comparison, build, run
+from tests.equivalence.heads import HEADS, Oracle
 from tests.equivalence.test_speculation import ASKS, LOOP
 
-SIZES: dict[str, Any] = {"max_rows": 2, "max_tokens": 8, "model": MODEL, "backend": BACKEND}
+SIZES: dict[str, Any] = {"max_rows": 2, "max_tokens": 8}
 CHAINS = {kind: EagleProposer(3, head, "float32", BACKEND, 1, 3) for kind, head in HEADS.items()}
 TREE = EagleProposer(6, HEADS["EAGLE"], "float32", BACKEND, 2, 3)
 GREEDY = {
@@ -75,7 +75,7 @@ def test_chains_are_what_the_whole_text_says(kind: str, way: dict[str, Any]) -> 
     recorded = Recorded.of(engine)
     expected, got = run(build(**SIZES), GREEDY), run(engine, GREEDY, arrivals=ARRIVALS)
     for name, ask in GREEDY.items():
-        Comparison(model=MODEL).same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
+        Comparison().same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
     assert len(recorded.drafts) > 40
     # What is preempted before the head has seen its newest tokens comes back from the prefix cache without them.
     assert recorded.share(kind, 3) > (0.9 if "num_blocks" in way else 0.97)
@@ -88,13 +88,16 @@ def test_trees_are_the_most_likely_paths() -> None:
     recorded, oracle = Recorded.of(engine), Oracle("EAGLE")
     expected, got = run(build(**SIZES), GREEDY), run(engine, GREEDY, arrivals=ARRIVALS)
     for name, ask in GREEDY.items():
-        Comparison(model=MODEL).same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
+        Comparison().same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
     same = []
     for text, drafts in recorded.drafts:
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(drafts.tokens, drafts.parents, strict=True):
             paths.append((*paths[parent], token))
-        same.append(set(paths[1:]) == set(oracle.tree(text, 6, 2, 3)))
+        assert len(set(paths)) == 7
+        chances = oracle.tree(text, 2, 3)
+        best = sorted(chances.values())[-6:]
+        same.append(sorted(chances.get(path, -np.inf) for path in paths[1:]) == pytest.approx(best, abs=1e-3))
     assert len(same) > 40
     assert np.mean(same) > 0.97
 
@@ -109,7 +112,7 @@ def test_drafts_change_no_token(proposer: EagleProposer) -> None:
     expected, got = run(build(**SIZES), asks), run(engine, asks)
     for name, ask in asks.items():
         for i in range(ask.params.n):
-            Comparison(model=MODEL).same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
+            Comparison().same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
     assert engine.stats().speculation.num_accepted_tokens > 0
 
 
@@ -123,8 +126,9 @@ class Resting(FixedSpeculation):
         return self.steps % 7 > 3
 
     def choose(self, requests: Sequence[Request], num_others: int) -> Mapping[str, int]:
+        were_made = self.proposes
         self.steps += 1
-        return super().choose(requests, num_others)
+        return super().choose(requests, num_others) if were_made else {}
 
 
 def test_what_was_missed_is_caught_up_with() -> None:
@@ -133,7 +137,7 @@ def test_what_was_missed_is_caught_up_with() -> None:
     recorded = Recorded.of(engine)
     expected, got = run(build(**SIZES), GREEDY), run(engine, GREEDY, arrivals=ARRIVALS)
     for name, ask in GREEDY.items():
-        Comparison(model=MODEL).same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
+        Comparison().same(ask, 0, got[f"{name}.0"], expected[f"{name}.0"])
     recorded.drafts = [pair for pair in recorded.drafts if pair[1].tokens]
     assert len(recorded.drafts) > 15
     assert recorded.share("EAGLE", 3) > 0.97

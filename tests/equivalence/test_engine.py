@@ -68,6 +68,7 @@ def compare(got: dict[str, list[int]], solo: dict[str, list[int]]) -> Comparison
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {"prefix": False, "overlap": False},
     "overlapped": {"prefix": False},
+    "with reference attention": {"backend": "reference", "num_blocks": 40},
     "with prefix cache": {},
     "whole prompts": {"max_tokens": CONTEXT, "enable_chunked_prefill": False},
     "tiny chunks": {"max_tokens": 8},

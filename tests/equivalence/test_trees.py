@@ -10,36 +10,28 @@ import pytest
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import AdaptiveSpeculation
 from jaxserve.speculative import DraftModelProposer, NgramProposer
-from pallas_kernels.paged_attention import select_backend
-from tests.equivalence.harness import MODEL, Ask, Comparison, build, run
+from tests.equivalence.harness import BACKEND, MODEL, Ask, Comparison, build, run
 from tests.equivalence.test_speculation import ASKS, LOOP
 from tests.equivalence.thicket import Thicket
 
-WIDE = replace(MODEL, head_dim=16)
-"""One that native attention serves."""
+SHALLOW = replace(MODEL, num_layers=1, windows=(24,), rope_layers=(True,))
+"""For reference attention, whose programs take long to compile."""
 
 NGRAM = Thicket(NgramProposer(num_drafts=4, longest=3, shortest=1), siblings=2)
-ITSELF = Thicket(DraftModelProposer(num_drafts=3, config=WIDE, dtype="float32", backend="cpu"), siblings=3)
+ITSELF = Thicket(DraftModelProposer(num_drafts=2, config=MODEL, dtype="float32", backend=BACKEND), siblings=3)
 
 
-def need_native() -> None:
-    found, why = select_backend("auto", head_dim=WIDE.head_dim, dtype="float32", tree=True)
-    if found != "cpu":
-        pytest.skip(why)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_trees_change_no_token(backend: str, overlap: bool) -> None:
-    model, sizes = (MODEL, {"max_rows": 1, "max_tokens": 9}) if backend == "reference" else (WIDE, {})
-    if backend == "cpu":
-        need_native()
-    plain = build(model=model, backend=backend, overlap=overlap, **sizes)
-    drafted = build(proposer=NGRAM, model=model, backend=backend, overlap=overlap, **sizes)
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"overlap": False}, {"backend": "reference", "model": SHALLOW, "max_rows": 1, "max_tokens": 9, "exact": True}],
+    ids=["overlapped", "not overlapped", "reference attention"],
+)
+def test_trees_change_no_token(way: dict[str, Any]) -> None:
+    plain, drafted = build(**way), build(proposer=NGRAM, **way)
     expected, got = run(plain, ASKS), run(drafted, ASKS)
     for name, ask in ASKS.items():
         for i in range(ask.params.n):
-            Comparison(model=model).same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
+            Comparison(model=way.get("model", MODEL)).same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
     assert drafted.stats().speculation.accepted_by_position[1] > 0
 
 
@@ -52,42 +44,39 @@ def test_what_is_hidden_in_a_tree_is_found(way: dict[str, Any], least: float) ->
     """A model that drafts for itself is right, but for rounding, where its KV and that of the tree are."""
     asks = {name: ask for name, ask in ASKS.items() if name in ("greedy", "sampled")}
     asks |= {f"more{i}": replace(asks["sampled"], prompt=LOOP[i:] + LOOP[:20], seed=50 + i) for i in range(4)}
-    need_native()
-    plain, engine = build(model=WIDE, backend="cpu"), build(proposer=ITSELF, model=WIDE, backend="cpu", **way)
+    plain, engine = build(), build(proposer=ITSELF, **way)
     expected = run(plain, asks)
     got = run(engine, asks)
     if "num_blocks" not in way:
         assert engine.stats().steps_total < 0.8 * plain.stats().steps_total
     for each in (got, run(engine, asks)):  # prompts are computed, then cached
         for name, ask in asks.items():
-            Comparison(model=WIDE).same(ask, 0, each[f"{name}.0"], expected[f"{name}.0"])
+            Comparison().same(ask, 0, each[f"{name}.0"], expected[f"{name}.0"])
     stats = engine.stats().speculation
     assert stats.num_accepted_tokens > least * stats.num_draft_tokens / ITSELF.siblings
     assert (engine.stats().preemptions_total > 0) == ("num_blocks" in way)
 
 
 def test_an_answer_continues_from_blocks_that_a_tree_has_filled() -> None:
-    need_native()
     first = Ask(LOOP[:9], SamplingParams(temperature=0, max_tokens=40))
-    engine, plain = build(proposer=ITSELF, model=WIDE, backend="cpu"), build(model=WIDE, backend="cpu", prefix=False)
+    engine, plain = build(proposer=ITSELF), build(prefix=False)
     answer = run(engine, {"a": first})["a.0"]
     hits = engine.stats().prefix_hits_total
     then = Ask((*LOOP[:9], *answer[:30], 5, 6), SamplingParams(temperature=0.8, max_tokens=30), seed=8)
-    Comparison(model=WIDE).same(then, 0, run(engine, {"b": then})["b.0"], run(plain, {"b": then})["b.0"])
+    Comparison().same(then, 0, run(engine, {"b": then})["b.0"], run(plain, {"b": then})["b.0"])
     assert engine.stats().prefix_hits_total - hits >= 32
     assert engine.stats().speculation.num_accepted_tokens > 20
 
 
 def test_an_adaptive_number_of_nodes_changes_no_token() -> None:
-    need_native()
-    engine = build(proposer=NGRAM, model=WIDE, backend="cpu")
+    engine = build(proposer=NGRAM)
     policy = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens, max_depth=NGRAM.max_depth)
     for size in range(1, 100):
         policy.note_step(size, 1 + 0.01 * size, proposes=True)
     policy.note_step = lambda num_tokens, seconds, *, proposes: None  # type: ignore[method-assign]
     engine.scheduler.speculation = policy
-    expected, got = run(build(model=WIDE, backend="cpu"), ASKS), run(engine, ASKS)
+    expected, got = run(build(), ASKS), run(engine, ASKS)
     for name, ask in ASKS.items():
         for i in range(ask.params.n):
-            Comparison(model=WIDE).same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
+            Comparison().same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
     assert policy.stats.num_accepted_tokens > 0

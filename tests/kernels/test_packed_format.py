@@ -28,7 +28,9 @@ from pallas_kernels.packed_matmul import (
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 KINDS = ("float32", "float16", "bfloat16", "int8", "int8 with offset", "int4")
 
-sizes_out = st.sampled_from([1, PANEL - 1, PANEL, PANEL + 1, 3 * PANEL + 1])
+_unpack, _take_columns = jax.jit(unpack), jax.jit(take_columns)  # one program instead of one for each operation
+# Few, as each is compiled anew.
+sizes_out = st.sampled_from([1, PANEL, 3 * PANEL + 1])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -53,31 +55,30 @@ def same(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b))
 
 
-@settings(max_examples=20)  # each may compile anew
-@given(st.sampled_from(FLOATS), st.sampled_from([1, 31, 32, 67]), sizes_out, seeds)
+@settings(max_examples=20)
+@given(st.sampled_from(FLOATS), st.sampled_from([1, 32, 67]), sizes_out, seeds)
 def test_floats_come_back_as_they_were(dtype: np.dtype[Any], size_in: int, size_out: int, seed: int) -> None:
     weight, values = packed(dtype.name, size_in, size_out, seed)
     assert weight.shape == (size_in, size_out)
     assert weight.data.shape == (-(-size_out // PANEL), size_in, PANEL)
-    assert same(unpack(weight), values)
+    assert same(_unpack(weight), values)
 
 
-@settings(max_examples=20)  # each may compile anew
-@given(st.sampled_from(KINDS[3:]), st.integers(1, 4), sizes_out, seeds)
+@settings(max_examples=20)
+@given(st.sampled_from(KINDS[3:]), st.sampled_from([1, 3]), sizes_out, seeds)
 def test_quantised_weights_are_scale_times_q_plus_offset(kind: str, groups: int, size_out: int, seed: int) -> None:
     weight, values = packed(kind, groups * GROUP, size_out, seed)
     assert weight.shape == (groups * GROUP, size_out)
-    assert same(unpack(weight), values)
+    assert same(_unpack(weight), values)
     assert weight.data.nbytes == weight.data.shape[0] * PANEL * groups * GROUP // (2 if kind == "int4" else 1)
 
 
-@settings(max_examples=20)  # each may compile anew
+@settings(max_examples=20)
 @given(st.sampled_from(KINDS), sizes_out, seeds, st.data())
 def test_columns_are_those_of_the_whole(kind: str, size_out: int, seed: int, data: st.DataObject) -> None:
     weight, values = packed(kind, 2 * GROUP, size_out, seed)
-    columns = np.array(data.draw(st.lists(st.integers(0, size_out - 1), min_size=1, max_size=5)), np.int32)
-    # As arrays of jax, the form in which a program gets them.
-    assert same(take_columns(jax.tree.map(jax.numpy.asarray, weight), columns), values[:, columns].T)
+    columns = np.array(data.draw(st.lists(st.integers(0, size_out - 1), min_size=4, max_size=4)), np.int32)
+    assert same(_take_columns(weight, columns), values[:, columns].T)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +28,11 @@ def make_weight(kind: str, size_in: int, size_out: int) -> PackedWeight:
 
 
 def product(x: Any, weight: PackedWeight, backend: str, activation_bits: int = 16) -> np.ndarray:
-    return np.asarray(jax.jit(partial(packed_matmul, backend=backend, activation_bits=activation_bits))(x, weight))
+    return np.asarray(_product(x, weight, activation_bits=activation_bits, backend=backend))
+
+
+# One for all, so that instruction sets, which are chosen at run time, share compiled programs.
+_product = jax.jit(packed_matmul, static_argnames=("activation_bits", "backend"))
 
 
 def rounded(x: np.ndarray, limit: int) -> np.ndarray:

@@ -16,7 +16,10 @@ EPS = 1e-5
 
 
 def normalised(x: Any, weight: Any, backend: str) -> np.ndarray:
-    return np.asarray(jax.jit(partial(rms_norm, eps=EPS, backend=backend))(x, weight))
+    return np.asarray(_normalise(x, weight, backend=backend))
+
+
+_normalise = jax.jit(partial(rms_norm, eps=EPS), static_argnames="backend")
 
 
 def expected(x: Any, weight: Any) -> np.ndarray:

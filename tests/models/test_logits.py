@@ -39,29 +39,35 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama, tied, with biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama, as many KV heads as heads": (LlamaConfig, {"num_key_value_heads": 4}),
     "llama, heads wider than the model": (LlamaConfig, {"head_dim": 24}),
-    "llama, linear": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
-    "llama, llama3": (LlamaConfig, {"rope_parameters": LLAMA3}),
-    "llama, yarn": (LlamaConfig, {"rope_parameters": YARN}),
-    "llama, yarn with attention factor": (LlamaConfig, {"rope_parameters": {**YARN, "attention_factor": 1.4}}),
+    "llama, linear": (
+        LlamaConfig,
+        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "llama, llama3": (LlamaConfig, {"head_dim": 16, "rope_parameters": LLAMA3}),
+    "llama, yarn": (LlamaConfig, {"head_dim": 16, "rope_parameters": YARN}),
+    "llama, yarn with attention factor": (
+        LlamaConfig,
+        {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.4}},
+    ),
     "llama, yarn with its own betas": (
         LlamaConfig,
-        {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}},
+        {"head_dim": 16, "rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}},
     ),
     "llama, dynamic, within its context": (
         LlamaConfig,
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
     ),
     "mistral, window": (MistralConfig, {"sliding_window": 8}),
     "mistral, no window": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
     "qwen2, window in the upper layers": (
         Qwen2Config,
-        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, {"head_dim": 16}),
     "qwen3, tied": (Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
-    "smollm3": (SmolLM3Config, {}),
-    "smollm3, RoPE in every second layer": (SmolLM3Config, {"no_rope_layers": [1, 0, 1, 0]}),
+    "smollm3": (SmolLM3Config, {"num_hidden_layers": 4}),
+    "smollm3, RoPE in every second layer": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
 }
 
 
@@ -71,7 +77,7 @@ def tiny(kind: Any, changes: dict[str, Any]) -> PreTrainedModel:
             "vocab_size": 96,
             "hidden_size": 32,
             "intermediate_size": 48,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": CONTEXT,
@@ -120,7 +126,11 @@ def test_a_window_is_exact_at_every_prompt_length_whole_and_in_chunks(tmp_path: 
 def test_dynamic_scaling_gives_the_same_keys_whole_and_in_chunks_beyond_the_trained_context(tmp_path: Path) -> None:
     model = tiny(
         LlamaConfig,
-        {"max_position_embeddings": 32, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
+        {
+            "max_position_embeddings": 32,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+        },
     )
     model.save_pretrained(tmp_path)
     opened = open_model(ModelOptions(model=str(tmp_path)))

@@ -54,13 +54,13 @@ def kinds(params: Params) -> dict[str, str]:
 
 
 def written(folder: Path, kind_of: Callable[[str], str], **more: Any) -> OpenedModel:
-    sizes = {"intermediate_size": 64, "num_hidden_layers": 2, **more}
+    sizes = {"intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, **more}
     write_gguf(folder / "model.gguf", tiny_model("llama", **sizes), "llama", kind_of=kind_of)
     return open_model(ModelOptions(str(folder / "model.gguf"), weight_cache_dir="off"))
 
 
 def config(**more: Any) -> ModelConfig:
-    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_position": 96}
+    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "max_position": 96}
     sizes = {"windows": (None, None), "rope_layers": (True, True), **sizes, **more}
     return ModelConfig("llama", 96, 32, 64, **sizes)
 

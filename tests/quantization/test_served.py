@@ -25,7 +25,7 @@ PROMPTS = [list(range(20, 40)), [7, 8, 9]]
 
 
 def write(path: Path, kind: str, **more: int) -> Path:
-    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, **more}
+    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, **more}
     model = tiny_model("llama", tie_word_embeddings=True, **sizes)
     write_gguf(path, model, "llama", kind_of=lambda name: kind, metadata=byte_level_metadata("gpt-2", ["a b"]))
     return path
@@ -74,7 +74,7 @@ def test_activations_are_rounded_only_beside_quantised_weights(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"quantization int8 needs quantised weights.*--quantization int8"):
         LLM(path, quantization="none", activation_quantization="int8", **SETTINGS)
     # No matrix has whole groups of 32 inputs, which is known when they are read.
-    path = write(tmp_path / "odd.gguf", "F32", hidden_size=48, intermediate_size=72)
+    path = write(tmp_path / "odd.gguf", "F32", hidden_size=48, intermediate_size=72, head_dim=12)
     with pytest.raises(
         ConfigError, match=r"needs quantised weights.*--quantization int8 found no matrix of .*odd\.gguf"
     ):

@@ -19,7 +19,7 @@ import pytest
 
 from jaxserve import LLM
 
-SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
 
 @pytest.fixture(scope="session", autouse=True)

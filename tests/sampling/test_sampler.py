@@ -19,7 +19,7 @@ from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling_params import SamplingParams
 
 V = 50
-ROWS = 4
+ROWS = 16
 
 
 @jax.jit
@@ -42,13 +42,12 @@ def run(
 ) -> tuple[Sampled, RowState]:
     """Sample a step of ``plans`` (padded to ROWS) from logits [len(plans), V]."""
     state = RowState.zeros(ROWS, V)
+    counts, bias = np.array(state.counts), np.array(state.bias)
     for plan in plans:
-        bias = np.zeros(V, np.float32)
+        counts[plan.row] = history_counts(plan, V)
         for token, value in plan.params.logit_bias.items():
-            bias[token] = value
-        state = state.replace(
-            counts=state.counts.at[plan.row].set(history_counts(plan, V)), bias=state.bias.at[plan.row].set(bias)
-        )
+            bias[plan.row, token] = value
+    state = state.replace(counts=counts, bias=bias)
     padded = np.zeros((ROWS, V), np.float32)
     padded[: len(plans)] = logits
     bits = np.full((ROWS, -(-V // 32)), 2**32 - 1, np.uint32)
@@ -82,7 +81,7 @@ def test_samples_follow_the_distribution(params: SamplingParams) -> None:
     expected = np.exp(kept - kept.max())
     expected /= expected.sum()
     draws = 3000
-    plans = [[row_plan(params, row=r, seed=4 * i + r) for r in range(ROWS)] for i in range(draws // ROWS)]
+    plans = [[row_plan(params, row=r, seed=ROWS * i + r) for r in range(ROWS)] for i in range(draws // ROWS)]
     tokens = [t for step in plans for t in run(np.repeat(logits, ROWS, 0), step)[0].tokens.tolist()]
     counts = np.bincount(tokens, minlength=V)
     assert counts[expected == 0].sum() == 0

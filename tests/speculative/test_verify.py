@@ -36,12 +36,10 @@ def plan(row: int, num_drafts: int) -> RowPlan:
 def test_a_path_is_kept_up_to_its_first_wrong_draft(
     drafts: list[list[int]], counts: list[int], sampled: list[int]
 ) -> None:
-    state = DraftState.empty(ROWS, WIDTH)
     padded = np.array([[*row, *[NO_DRAFT] * WIDTH][:WIDTH] for row in drafts], np.int32)
-    state = state.put(np.arange(ROWS), Proposal(padded))
-    size = ROWS * (WIDTH + 1)
-    places = find_places(state, make_sampling_input([plan(r, n) for r, n in enumerate(counts)], size, ROWS))
-    reached, newest = find_reached(places, np.array(sampled, np.int32), WIDTH)
+    state = _put(DraftState.empty(ROWS, WIDTH), np.arange(ROWS), Proposal(padded))
+    params = make_sampling_input([plan(r, n) for r, n in enumerate(counts)], ROWS * (WIDTH + 1), ROWS)
+    _, found, reached, newest = (np.asarray(x) for x in _verify(state, params, np.array(sampled, np.int32)))
     first = 0
     for row, count in enumerate(counts):
         kept = 1
@@ -51,7 +49,7 @@ def test_a_path_is_kept_up_to_its_first_wrong_draft(
         assert reached[at].tolist() == [True] * kept + [False] * (1 + count - kept)
         assert newest[at].tolist() == [place == kept - 1 for place in range(1 + count)]
         context = [[*padded[row, :node], *[NO_DRAFT] * (WIDTH - node)] for node in range(1 + count)]
-        assert places.context[at].tolist() == context
+        assert found[at].tolist() == context
         first += 1 + count
 
 
@@ -85,7 +83,7 @@ _compact = jax.jit(compact, static_argnames="backend")
 @jax.jit
 def _verify(drafts: DraftState, params: object, sampled: jax.Array) -> tuple[jax.Array, ...]:
     places = find_places(drafts, params)  # type: ignore[arg-type]
-    return places.depth, places.context, *find_reached(places, sampled, NODES)
+    return places.depth, places.context, *find_reached(places, sampled, drafts.width)
 
 
 forests = st.lists(trees(), min_size=ROWS, max_size=ROWS)

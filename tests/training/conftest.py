@@ -16,10 +16,10 @@ from tests.weights.checkpoints import tiny_model, write_gguf
 __all__ = ["CYCLE", "FLAGS", "SETTINGS", "data", "target"]
 
 SETTINGS: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 4, "warmup": False}
-SETTINGS |= {"weight_cache_dir": "off", "num_gpu_blocks_override": 8, "attention_backend": "reference"}
+SETTINGS |= {"weight_cache_dir": "off", "num_gpu_blocks_override": 8}
 FLAGS = [
     *("--max-model-len", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "8", "--no-warmup"),
-    *("--weight-cache-dir", "off", "--num-gpu-blocks-override", "40", "--attention-backend", "reference"),
+    *("--weight-cache-dir", "off", "--num-gpu-blocks-override", "40"),
     *("--draft-vocab-size", "100", "--max-prompt-tokens", "1", "--max-tokens", "40", "--temperature", "0"),
 ]
 CYCLE = np.random.default_rng(3).permutation(np.arange(100, 132)).tolist()
@@ -29,7 +29,8 @@ CYCLE = np.random.default_rng(3).permutation(np.arange(100, 132)).tolist()
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that writes CYCLE, whatever the prompt."""
-    model = tiny_model("llama", vocab_size=288, intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=False)
+    sizes = {"vocab_size": 288, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    model = tiny_model("llama", tie_word_embeddings=False, **sizes)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()

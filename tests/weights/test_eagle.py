@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from jaxserve.errors import LoadError
 from jaxserve.speculative import EagleHead, eagle_specs
 from jaxserve.weights import is_eagle, is_medusa, load_params, open_eagle, save_eagle
-from tests.equivalence.heads import HEADS, MODEL, F, checkpoint, proposer_params
+from tests.equivalence.harness import MODEL
+from tests.equivalence.heads import HEADS, F, checkpoint, proposer_params
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

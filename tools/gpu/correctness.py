@@ -71,11 +71,10 @@ _BY_MOSAIC = {
 
 _SMALL: dict[str, Any] = {"heads": 6, "kv_heads": 2, "head_dim": 32, "dtype": "bfloat16"}
 _DRY = {
-    "verify of trees": (((1, 300), (5, 60)), False, {**_SMALL, "decode_queries": 8, "tree": True}),
-    "mixed, window and soft cap, int8 pools": (
-        ((1, 9), (3, 40), (20, 41)),
+    "mixed, trees, window and soft cap, int8 pools": (
+        ((1, 300), (5, 60), (20, 41)),
         True,
-        {**_SMALL, "window": 30, "soft_cap": 20.0, "pool_dtype": "int8"},
+        {**_SMALL, "decode_queries": 8, "tree": True, "window": 30, "soft_cap": 20.0, "pool_dtype": "int8"},
     ),
 }
 _DRY_BY_MOSAIC = {
