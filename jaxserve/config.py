@@ -136,22 +136,31 @@ class SpeculativeConfig:
     title: ClassVar[str] = "speculation"
     speculative_model: str | None = _flag(
         None,
-        "What guesses tokens ahead: [ngram] looks for earlier places in the same text; a smaller model (as MODEL) of "
-        "the same vocabulary; Medusa heads (folder or hub id); or medusa for the heads that train-draft made.",
+        "What guesses tokens ahead: [ngram] looks for earlier places in the same text, [suffix] in earlier answers as "
+        "well; a smaller model (as MODEL) of the same vocabulary; Medusa heads (folder or hub id); or medusa for the "
+        "heads that train-draft made.",
     )
     num_speculative_tokens: int | None = _flag(
-        None, "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 4 with a model or heads."
+        None,
+        "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 8 with [suffix], 4 with a model "
+        "or heads.",
     )
-    ngram_prompt_lookup_max: int | None = _flag(None, "Most tokens that an n-gram match compares; 4 by default.")
+    ngram_prompt_lookup_max: int | None = _flag(
+        None, "Most tokens that a match of [ngram] or [suffix] compares; 4 by default, 8 with [suffix]."
+    )
     ngram_prompt_lookup_min: int | None = _flag(None, "Fewest tokens that must match; 2 by default.")
+    speculative_corpus_size: int | None = _flag(
+        None, "Tokens of earlier answers that [suffix] remembers; 65,536 by default.", human=True
+    )
     speculative_adaptive: bool = _flag(
         True, "Verify as many guesses as pay by measurement, maybe none; off verifies all."
     )
     speculative_config: str | None = _flag(
         None,
-        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min.",
+        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, "
+        "corpus_size.",
     )
-    spec_method: str | None = _flag(None, "The method by its name: ngram, draft_model or medusa.")
+    spec_method: str | None = _flag(None, "The method by its name: ngram, suffix, draft_model or medusa.")
     spec_model: str | None = _flag(None, "Another name of --speculative-model.")
     spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
 

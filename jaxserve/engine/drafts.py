@@ -15,7 +15,14 @@ from jaxserve.engine.loading import load_heads, load_weights
 from jaxserve.engine.speculation import SpeculativeSettings
 from jaxserve.errors import ConfigError, LoadError
 from jaxserve.models.config import ModelConfig
-from jaxserve.speculative import DraftModelProposer, MedusaProposer, NgramProposer, NoProposer, Proposer
+from jaxserve.speculative import (
+    DraftModelProposer,
+    MedusaProposer,
+    NgramProposer,
+    NoProposer,
+    Proposer,
+    SuffixProposer,
+)
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import default_drafts, is_medusa, open_medusa, open_model
 
@@ -59,6 +66,9 @@ def open_drafts(
     if settings.method == "ngram":
         ngram = NgramProposer(settings.num_drafts, settings.longest, settings.shortest)
         return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: ngram)
+    if settings.method == "suffix":
+        suffix = SuffixProposer(settings.num_drafts, settings.longest, settings.shortest, settings.corpus_size)
+        return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: suffix)
     if settings.method == "medusa" or (settings.model and is_medusa(settings.model, options.download_dir)):
         return _open_heads(settings, options, model)
     return _open_model(settings, options, tokenizer, model)

@@ -18,8 +18,14 @@ from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculat
 
 __all__ = ["SpeculativeSettings", "make_speculation", "resolve"]
 
-_DEFAULT_DRAFTS = {"ngram": 5, "draft_model": 4, "medusa": 4}
-_LOOKUP = (4, 2)  # longest and shortest match
+_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 8, "draft_model": 4, "medusa": 4}
+_LONGEST_MATCH = {"ngram": 4, "suffix": 8}
+_SHORTEST_MATCH = 2
+_CORPUS = 1 << 16  # tokens
+_CORPUS_LIMITS = (256, 1 << 24)
+
+_OWN = {"longest": _LONGEST_MATCH, "shortest": _LONGEST_MATCH, "corpus_size": ("suffix",)}
+"""Settings that not all methods have, and the methods that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,9 @@ class SpeculativeSettings:
         method: what guesses.
         model: the draft model or heads, None for a method without any, or for those that were trained here.
         num_drafts: most drafts of a sequence in a step.
-        longest, shortest: tokens that an n-gram match has.
+        longest, shortest: tokens that a match of a lookup has.
         adaptive: whether it is measured how many drafts pay.
+        corpus_size: tokens of earlier answers that are kept, 0 for a method that keeps none.
         is_default: nobody asked for ``num_drafts``: it may be lowered to what there is.
     """
 
@@ -41,6 +48,7 @@ class SpeculativeSettings:
     longest: int
     shortest: int
     adaptive: bool
+    corpus_size: int = 0
     is_default: bool = field(default=False, compare=False)
 
 
@@ -69,20 +77,40 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         if unused is not None:
             raise ConfigError(f"{unused.flag} needs a method: set --speculative-model (or --spec-method).")
         return None
-    if values.get("longest") is None and "shortest" in values:
-        longest = max(_LOOKUP[0], _integer(values, "shortest", 0, 1, 64))
+    for name, methods in _OWN.items():
+        if name in values and method not in methods:
+            raise ConfigError(
+                f"{values[name].flag} is for {' and '.join(methods)}; the method {method} has no use for it."
+            )
+    longest, shortest = _match_sizes(values, _LONGEST_MATCH.get(method, 0))
+    # A row's newest token and its drafts are one step's work.
+    num_drafts = _integer(values, "num_drafts", min(_DEFAULT_DRAFTS[method], max_tokens - 1), 1, max_tokens - 1)
+    return SpeculativeSettings(
+        method,
+        model,
+        num_drafts,
+        longest,
+        shortest,
+        config.speculative_adaptive,
+        _integer(values, "corpus_size", _CORPUS, *_CORPUS_LIMITS) if method == "suffix" else 0,
+        "num_drafts" not in values,
+    )
+
+
+def _match_sizes(values: Mapping[str, _Value], default: int) -> tuple[int, int]:
+    """Most and fewest tokens of a match; ``default`` is the most, if nobody says otherwise, 0 without any lookup."""
+    if not default:
+        return 0, 0
+    if "longest" not in values and "shortest" in values:
+        longest = max(default, _integer(values, "shortest", 0, 1, 64))
     else:
-        longest = _integer(values, "longest", _LOOKUP[0], 1, 64)
-    shortest = _integer(values, "shortest", min(_LOOKUP[1], longest), 1, 64)
+        longest = _integer(values, "longest", default, 1, 64)
+    shortest = _integer(values, "shortest", min(_SHORTEST_MATCH, longest), 1, 64)
     if shortest > longest:
         raise ConfigError(
             f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
         )
-    # A row's newest token and its drafts are one step's work.
-    num_drafts = _integer(values, "num_drafts", min(_DEFAULT_DRAFTS[method], max_tokens - 1), 1, max_tokens - 1)
-    return SpeculativeSettings(
-        method, model, num_drafts, longest, shortest, config.speculative_adaptive, "num_drafts" not in values
-    )
+    return longest, shortest
 
 
 def make_speculation(
@@ -112,6 +140,7 @@ def _merge(config: SpeculativeConfig) -> dict[str, _Value]:
         ("num_drafts", "--spec-tokens", config.spec_tokens),
         ("longest", "--ngram-prompt-lookup-max", config.ngram_prompt_lookup_max),
         ("shortest", "--ngram-prompt-lookup-min", config.ngram_prompt_lookup_min),
+        ("corpus_size", "--speculative-corpus-size", config.speculative_corpus_size),
         *_read_json(config.speculative_config),
     )
     merged: dict[str, _Value] = {}
@@ -130,6 +159,7 @@ _JSON_NAMES = {
     "num_speculative_tokens": "num_drafts",
     "prompt_lookup_max": "longest",
     "prompt_lookup_min": "shortest",
+    "corpus_size": "corpus_size",
 }
 
 

@@ -144,13 +144,13 @@ def _make_runner(
         size.reason,
         max_context,
     )
-    check_room(size, model, max_rows)
+    proposer = device.drafts.propose(device.dtype.name, device.backend)
+    check_room(size, model, max_rows, proposer, max_context)
     if draft is not None and draft.max_position < max_context:
         raise ConfigError(
             f"--speculative-model: its longest context is {draft.max_position} tokens, less than the "
             f"{max_context} that are served. Set --max-model-len {draft.max_position} or less."
         )
-    proposer = device.drafts.propose(device.dtype.name, device.backend)
     shape = RunnerShape(
         size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
     )

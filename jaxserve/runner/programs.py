@@ -162,9 +162,24 @@ def load_row(rows: RowState, row: jax.Array, counts: jax.Array, bias: jax.Array)
     return replace(rows, counts=rows.counts.at[row].set(counts), bias=rows.bias.at[row].set(bias))
 
 
-def start_row(rows: RowState, drafts: DraftState, row: jax.Array, history: jax.Array) -> tuple[RowState, DraftState]:
-    """Set the history [C] of one row, for a request that was just given it, and drop the drafts of the one before."""
-    return replace(rows, history=rows.history.at[row].set(history)), drafts.drop(row)
+def start_row(
+    rows: RowState,
+    drafts: DraftState,
+    state: Any,
+    row: jax.Array,
+    history: jax.Array,
+    known: tuple[jax.Array, jax.Array],
+    *,
+    proposer: Proposer,
+) -> tuple[RowState, DraftState, Any]:
+    """Set the history [C] of one row, for a request that was just given it, and drop the drafts of the one before.
+
+    ``known`` is how many tokens of it there are, and how many the proposer is told.
+    """
+    length, told = known
+    state = proposer.start(state, rows, row, told)
+    rows = replace(rows, history=rows.history.at[row].set(history), length=rows.length.at[row].set(length))
+    return rows, drafts.drop(row), state
 
 
 def copy_blocks(kv: KVCache, source: jax.Array, target: jax.Array) -> KVCache:

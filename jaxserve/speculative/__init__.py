@@ -9,6 +9,7 @@ from jaxserve.speculative.drafts import NO_DRAFT, DraftState, Proposal, lineage
 from jaxserve.speculative.medusa import MedusaProposer, head_logits, medusa_specs
 from jaxserve.speculative.ngram import NgramProposer
 from jaxserve.speculative.proposer import NoProposer, ProposeInput, Proposer
+from jaxserve.speculative.suffix import SuffixProposer
 from jaxserve.speculative.verify import Places, find_places, find_reached
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Proposal",
     "ProposeInput",
     "Proposer",
+    "SuffixProposer",
     "find_places",
     "find_reached",
     "head_logits",

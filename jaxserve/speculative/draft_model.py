@@ -65,6 +65,10 @@ class DraftModelProposer:
         kv = KVCache.zeros(self.config.num_layers, shape, jnp.dtype(self.dtype))
         return DraftModelState(kv, jnp.zeros(num_rows + 1, jnp.int32))
 
+    def start(self, state: DraftModelState, rows: RowState, row: jax.Array, known: jax.Array) -> DraftModelState:
+        """Its tokens are shown as any others."""
+        return state
+
     def copy(self, state: DraftModelState, source: jax.Array, target: jax.Array) -> DraftModelState:
         """Copy blocks source [C] over blocks target [C]."""
         return DraftModelState(state.kv.copy(source, target), state.seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_every_way_gives_the_same(flags: dict[str, Any]) -> None:
 
 
 def test_a_path_is_a_draft_model() -> None:
-    wanted = SpeculativeSettings("draft_model", "/a/model", num_drafts=4, longest=4, shortest=2, adaptive=True)
+    wanted = SpeculativeSettings("draft_model", "/a/model", num_drafts=4, longest=0, shortest=0, adaptive=True)
     assert settings(speculative_model="/a/model") == wanted
     assert settings(spec_method="draft_model", spec_model="/a/model") == wanted
 
@@ -52,11 +53,30 @@ def test_values_are_taken_over() -> None:
     assert (alone.longest, alone.shortest) == (7, 7)
 
 
+def test_a_corpus_has_a_size() -> None:
+    plain = SpeculativeSettings("suffix", None, num_drafts=8, longest=8, shortest=2, adaptive=True, corpus_size=65536)
+    assert settings(speculative_model="suffix") == settings(spec_method="suffix") == plain
+    for flags in ({"speculative_corpus_size": 4096}, {"speculative_config": {"corpus_size": 4096}}):
+        assert settings(speculative_model="[suffix]", **flags) == replace(plain, corpus_size=4096)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"num_speculative_tokens": 3}, "--num-speculative-tokens needs a method"),
-        ({"spec_method": "magic"}, "--spec-method must be one of ngram, draft_model, medusa, got 'magic'"),
+        ({"spec_method": "magic"}, "--spec-method must be one of ngram, suffix, draft_model, medusa, got 'magic'"),
+        (
+            {"spec_method": "ngram", "speculative_corpus_size": 4096},
+            "--speculative-corpus-size is for suffix; the method ngram has no use for it",
+        ),
+        (
+            {"spec_method": "medusa", "ngram_prompt_lookup_min": 2},
+            "--ngram-prompt-lookup-min is for ngram and suffix; the method medusa has no use for it",
+        ),
+        (
+            {"spec_method": "suffix", "speculative_corpus_size": 100},
+            "--speculative-corpus-size must be an integer from 256 to 16777216, got 100",
+        ),
         ({"spec_method": "draft_model"}, "draft_model needs a model"),
         ({"spec_method": "draft_model", "speculative_model": "[ngram]"}, "draft_model needs a model"),
         ({"spec_method": "ngram", "speculative_model": "/a/model"}, "'/a/model', but the method ngram has no model"),
