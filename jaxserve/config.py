@@ -158,11 +158,29 @@ class SpeculativeConfig:
     speculative_config: str | None = _flag(
         None,
         "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, "
-        "corpus_size.",
+        "corpus_size, acceptance_method, posterior_threshold, posterior_alpha.",
     )
     spec_method: str | None = _flag(None, "The method by its name: ngram, suffix, draft_model or medusa.")
     spec_model: str | None = _flag(None, "Another name of --speculative-model.")
     spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
+    spec_decoding_acceptance_method: str | None = _flag(
+        None,
+        "Which guesses are kept: rejection_sampler, those that keep the output as it is (the default), or "
+        "typical_acceptance_sampler, all that are likely enough: LOSSY, what is sampled no longer follows the model's "
+        "distribution and depends on the guesses. At temperature 0 both are exact.",
+    )
+    typical_acceptance_sampler_posterior_threshold: float | None = _flag(
+        None, "Typical acceptance keeps a guess of more than this probability; 0.09 by default."
+    )
+    typical_acceptance_sampler_posterior_alpha: float | None = _flag(
+        None, "Or of more than this share of exp(-entropy); by default the square root of the threshold."
+    )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a method is named."""
+        given = (self.speculative_model, self.speculative_config, self.spec_method, self.spec_model)
+        return any(value is not None for value in given)
 
     def __post_init__(self) -> None:
         if isinstance(self.speculative_config, Mapping):  # as Python callers of vLLM pass it

@@ -15,6 +15,7 @@ from jaxserve.config import SpeculativeConfig
 from jaxserve.errors import ConfigError, nearest
 from jaxserve.runner import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculation, Speculation
+from jaxserve.speculative import TypicalAcceptance
 
 __all__ = ["SpeculativeSettings", "make_speculation", "resolve"]
 
@@ -23,6 +24,9 @@ _LONGEST_MATCH = {"ngram": 4, "suffix": 8}
 _SHORTEST_MATCH = 2
 _CORPUS = 1 << 16  # tokens
 _CORPUS_LIMITS = (256, 1 << 24)
+
+_TYPICAL = "typical_acceptance_sampler"
+_ACCEPTANCE = ("rejection_sampler", _TYPICAL)
 
 _OWN = {"longest": _LONGEST_MATCH, "shortest": _LONGEST_MATCH, "corpus_size": ("suffix",)}
 """Settings that not all methods have, and the methods that have them."""
@@ -39,6 +43,7 @@ class SpeculativeSettings:
         longest, shortest: tokens that a match of a lookup has.
         adaptive: whether it is measured how many drafts pay.
         corpus_size: tokens of earlier answers that are kept, 0 for a method that keeps none.
+        typical: which drafts are kept beside right ones, None for none.
         is_default: nobody asked for ``num_drafts``: it may be lowered to what there is.
     """
 
@@ -49,6 +54,7 @@ class SpeculativeSettings:
     shortest: int
     adaptive: bool
     corpus_size: int = 0
+    typical: TypicalAcceptance | None = None
     is_default: bool = field(default=False, compare=False)
 
 
@@ -93,6 +99,7 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         shortest,
         config.speculative_adaptive,
         _integer(values, "corpus_size", _CORPUS, *_CORPUS_LIMITS) if method == "suffix" else 0,
+        _acceptance(values),
         "num_drafts" not in values,
     )
 
@@ -111,6 +118,20 @@ def _match_sizes(values: Mapping[str, _Value], default: int) -> tuple[int, int]:
             f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
         )
     return longest, shortest
+
+
+def _acceptance(values: Mapping[str, _Value]) -> TypicalAcceptance | None:
+    """The rule of typical acceptance, if it is asked for."""
+    if "acceptance" in values and values["acceptance"].value not in _ACCEPTANCE:
+        given = values["acceptance"]
+        raise ConfigError(f"{given.flag} must be one of {', '.join(_ACCEPTANCE)}, got {given.value!r}.")
+    if "acceptance" not in values or values["acceptance"].value != _TYPICAL:
+        for name in ("threshold", "alpha"):
+            if name in values:
+                raise ConfigError(f"{values[name].flag} needs --spec-decoding-acceptance-method {_TYPICAL}.")
+        return None
+    threshold = _share(values, "threshold", 0.09)
+    return TypicalAcceptance(threshold, _share(values, "alpha", threshold**0.5))
 
 
 def make_speculation(
@@ -141,6 +162,13 @@ def _merge(config: SpeculativeConfig) -> dict[str, _Value]:
         ("longest", "--ngram-prompt-lookup-max", config.ngram_prompt_lookup_max),
         ("shortest", "--ngram-prompt-lookup-min", config.ngram_prompt_lookup_min),
         ("corpus_size", "--speculative-corpus-size", config.speculative_corpus_size),
+        ("acceptance", "--spec-decoding-acceptance-method", config.spec_decoding_acceptance_method),
+        (
+            "threshold",
+            "--typical-acceptance-sampler-posterior-threshold",
+            config.typical_acceptance_sampler_posterior_threshold,
+        ),
+        ("alpha", "--typical-acceptance-sampler-posterior-alpha", config.typical_acceptance_sampler_posterior_alpha),
         *_read_json(config.speculative_config),
     )
     merged: dict[str, _Value] = {}
@@ -160,6 +188,9 @@ _JSON_NAMES = {
     "prompt_lookup_max": "longest",
     "prompt_lookup_min": "shortest",
     "corpus_size": "corpus_size",
+    "acceptance_method": "acceptance",
+    "posterior_threshold": "threshold",
+    "posterior_alpha": "alpha",
 }
 
 
@@ -205,6 +236,15 @@ def _method(values: Mapping[str, _Value]) -> tuple[str | None, str | None]:
     if model is not None and keyword != method:
         raise ConfigError(f"{model.flag} is {model.value!r}, but the method {method} has no model: leave it out.")
     return method, None
+
+
+def _share(values: Mapping[str, _Value], name: str, default: float) -> float:
+    if name not in values:
+        return default
+    value, flag = values[name].value, values[name].flag
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{flag} must be a number above 0, at most 1, got {value!r}.")
+    return float(value)
 
 
 def _integer(values: Mapping[str, _Value], name: str, default: int, low: int, high: int) -> int:

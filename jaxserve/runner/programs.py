@@ -6,6 +6,7 @@ They are compiled once per bucket (see ``compiled``) and hold no state; what the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jaxserve.speculative import (
     Proposal,
     ProposeInput,
     Proposer,
+    TypicalAcceptance,
     find_places,
     find_reached,
     lineage,
@@ -124,17 +126,23 @@ def sample(
     sampling: SamplingInput,
     mask: jax.Array,
     masked: jax.Array,
+    *,
+    typical: TypicalAcceptance | None = None,
 ) -> tuple[RowState, Sampled, jax.Array]:
     """Sample at every place of a step, and keep what follows right drafts.
 
-    ``hidden`` [max_places, E] holds the places' hidden states first; the other arguments are those of
-    ``sampling.sample``. Returns the rows, what was sampled, and which places [P] were reached.
+    ``hidden`` [max_places, E] holds the places' hidden states first; ``typical`` says which other drafts count as
+    right; the other arguments are those of ``sampling.sample``. Returns the rows, what was sampled, and which places
+    [P] were reached.
     """
     places = find_places(drafts, sampling)
     first = jnp.where(sampling.positions < 0, rows.length[sampling.rows], sampling.positions)
     positions = first + places.depth
     scores = logits(params, hidden[: sampling.nodes.shape[0]])
-    sampled = sample_logits(scores, rows, sampling, mask, masked, positions=positions, context=places.context)
+    revise = None if typical is None else partial(typical.revise, places, sampling, drafts.width)
+    sampled = sample_logits(
+        scores, rows, sampling, mask, masked, positions=positions, context=places.context, revise=revise
+    )
     reached, newest = find_reached(places, sampled.tokens, drafts.width)
     return rows.record(sampling, sampled.tokens, positions, places.depth, reached, newest), sampled, reached
 

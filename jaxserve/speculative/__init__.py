@@ -10,6 +10,7 @@ from jaxserve.speculative.medusa import MedusaProposer, head_logits, medusa_spec
 from jaxserve.speculative.ngram import NgramProposer
 from jaxserve.speculative.proposer import NoProposer, ProposeInput, Proposer
 from jaxserve.speculative.suffix import SuffixProposer
+from jaxserve.speculative.typical import TypicalAcceptance
 from jaxserve.speculative.verify import Places, find_places, find_reached
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ProposeInput",
     "Proposer",
     "SuffixProposer",
+    "TypicalAcceptance",
     "find_places",
     "find_reached",
     "head_logits",

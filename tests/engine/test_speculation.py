@@ -11,6 +11,7 @@ import pytest
 from jaxserve.config import EngineConfig
 from jaxserve.engine.speculation import SpeculativeSettings, resolve
 from jaxserve.errors import ConfigError
+from jaxserve.speculative import TypicalAcceptance
 
 NGRAM = SpeculativeSettings("ngram", None, num_drafts=5, longest=4, shortest=2, adaptive=True)
 
@@ -60,6 +61,20 @@ def test_a_corpus_has_a_size() -> None:
         assert settings(speculative_model="[suffix]", **flags) == replace(plain, corpus_size=4096)
 
 
+def test_typical_acceptance_is_asked_for_by_name() -> None:
+    way = "typical_acceptance_sampler"
+    assert settings(spec_method="ngram", spec_decoding_acceptance_method="rejection_sampler") == NGRAM
+    for flags, rule in (
+        ({"spec_decoding_acceptance_method": way}, TypicalAcceptance(0.09, 0.3)),
+        ({"speculative_config": {"acceptance_method": way, "posterior_threshold": 0.25}}, TypicalAcceptance(0.25, 0.5)),
+        (
+            {"spec_decoding_acceptance_method": way, "typical_acceptance_sampler_posterior_alpha": 1},
+            TypicalAcceptance(0.09, 1.0),
+        ),
+    ):
+        assert settings(spec_method="ngram", **flags) == replace(NGRAM, typical=rule)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -77,6 +92,23 @@ def test_a_corpus_has_a_size() -> None:
             {"spec_method": "suffix", "speculative_corpus_size": 100},
             "--speculative-corpus-size must be an integer from 256 to 16777216, got 100",
         ),
+        (
+            {"spec_method": "ngram", "spec_decoding_acceptance_method": "typical"},
+            "must be one of rejection_sampler, typical_acceptance_sampler, got 'typical'",
+        ),
+        (
+            {"spec_method": "ngram", "typical_acceptance_sampler_posterior_alpha": 0.3},
+            "posterior-alpha needs --spec-decoding-acceptance-method typical_acceptance_sampler",
+        ),
+        (
+            {
+                "spec_method": "ngram",
+                "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+                "typical_acceptance_sampler_posterior_threshold": 0.0,
+            },
+            "posterior-threshold must be a number above 0, at most 1, got 0.0",
+        ),
+        ({"spec_decoding_acceptance_method": "rejection_sampler"}, "acceptance-method needs a method"),
         ({"spec_method": "draft_model"}, "draft_model needs a model"),
         ({"spec_method": "draft_model", "speculative_model": "[ngram]"}, "draft_model needs a model"),
         ({"spec_method": "ngram", "speculative_model": "/a/model"}, "'/a/model', but the method ngram has no model"),

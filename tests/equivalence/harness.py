@@ -34,7 +34,7 @@ from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import FixedSpeculation, Scheduler
-from jaxserve.speculative import DraftState, MedusaProposer, Proposer
+from jaxserve.speculative import DraftState, MedusaProposer, Proposer, TypicalAcceptance
 from jaxserve.structured import step_mask
 
 __all__ = ["MODEL", "TIE", "Ask", "Comparison", "build", "params", "run", "shared_runner", "token_probabilities"]
@@ -146,13 +146,14 @@ def shared_runner(
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
     backend: str = "reference",
+    typical: TypicalAcceptance | None = None,
 ) -> Runner:
     """A runner, with its compiled programs, for all engines that step within this shape."""
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), backend)
     drafting = params(model) if proposer and proposer.has_cache else None
     if isinstance(proposer, MedusaProposer):
         drafting = medusa_params(model)
-    return _SharedRunner(params(model), model, shape, proposer, drafting)
+    return _SharedRunner(params(model), model, shape, proposer, drafting, typical)
 
 
 def build(
@@ -167,6 +168,7 @@ def build(
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
     backend: str = "reference",
+    typical: TypicalAcceptance | None = None,
     **scheduler: Any,
 ) -> Engine:
     """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape.
@@ -174,7 +176,7 @@ def build(
     All drafts that a ``proposer`` makes are verified.
     """
     pool = max(num_blocks, _POOL)  # a smaller one is the scheduler's alone: the programs stay the same
-    runner = shared_runner(pool, block_size, max_tokens, max_rows, proposer, model, backend)
+    runner = shared_runner(pool, block_size, max_tokens, max_rows, proposer, model, backend, typical)
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
     blocks = make_blocks(cache, num_blocks, CONTEXT)
     queue = Scheduler(
