@@ -136,32 +136,55 @@ class SpeculativeConfig:
     title: ClassVar[str] = "speculation"
     speculative_model: str | None = _flag(
         None,
-        "What guesses tokens ahead: [ngram] looks for earlier places in the same text; a smaller model (as MODEL) of "
-        "the same vocabulary; Medusa heads or an EAGLE head (folder or hub id); or medusa or eagle for those that "
-        "train-draft made.",
+        "What guesses tokens ahead: [ngram] looks for earlier places in the same text, [suffix] in earlier answers as "
+        "well; a smaller model (as MODEL) of the same vocabulary; Medusa heads or an EAGLE head (folder or hub id); or "
+        "medusa or eagle for those that train-draft made.",
     )
     num_speculative_tokens: int | None = _flag(
         None,
-        "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 4 with a model "
+        "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 8 with [suffix], 4 with a model "
         "or heads, 8 in trees of EAGLE.",
     )
-    ngram_prompt_lookup_max: int | None = _flag(None, "Most tokens that an n-gram match compares; 4 by default.")
+    ngram_prompt_lookup_max: int | None = _flag(
+        None, "Most tokens that a match of [ngram] or [suffix] compares; 4 by default, 8 with [suffix]."
+    )
     ngram_prompt_lookup_min: int | None = _flag(None, "Fewest tokens that must match; 2 by default.")
     speculative_eagle_topk: int | None = _flag(
         None, "EAGLE: guesses that follow each of the most likely ones; 1, the default, is a chain, more are a tree."
     )
     speculative_num_steps: int | None = _flag(None, "EAGLE: guesses on the longest path of a tree; 4 by default.")
+    speculative_corpus_size: int | None = _flag(
+        None, "Tokens of earlier answers that [suffix] remembers; 65,536 by default.", human=True
+    )
     speculative_adaptive: bool = _flag(
         True, "Verify as many guesses as pay by measurement, maybe none; off verifies all."
     )
     speculative_config: str | None = _flag(
         None,
         "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, "
-        "eagle_topk, num_steps.",
+        "corpus_size, eagle_topk, num_steps, acceptance_method, posterior_threshold, posterior_alpha.",
     )
-    spec_method: str | None = _flag(None, "The method by its name: ngram, draft_model, medusa or eagle.")
+    spec_method: str | None = _flag(None, "The method by its name: ngram, suffix, draft_model, medusa or eagle.")
     spec_model: str | None = _flag(None, "Another name of --speculative-model.")
     spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
+    spec_decoding_acceptance_method: str | None = _flag(
+        None,
+        "Which guesses are kept: rejection_sampler, those that keep the output as it is (the default), or "
+        "typical_acceptance_sampler, all that are likely enough: LOSSY, what is sampled no longer follows the model's "
+        "distribution and depends on the guesses. At temperature 0 both are exact.",
+    )
+    typical_acceptance_sampler_posterior_threshold: float | None = _flag(
+        None, "Typical acceptance keeps a guess of more than this probability; 0.09 by default."
+    )
+    typical_acceptance_sampler_posterior_alpha: float | None = _flag(
+        None, "Or of more than this share of exp(-entropy); by default the square root of the threshold."
+    )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a method is named."""
+        given = (self.speculative_model, self.speculative_config, self.spec_method, self.spec_model)
+        return any(value is not None for value in given)
 
     def __post_init__(self) -> None:
         if isinstance(self.speculative_config, Mapping):  # as Python callers of vLLM pass it

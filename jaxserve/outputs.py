@@ -32,6 +32,7 @@ class TokenEvent:
         num_cached: prompt tokens that the prefix cache supplied.
         scheduled_at: ``time.monotonic()`` of first admission.
         num_preemptions: how often it was preempted so far.
+        num_drafts, num_accepted: drafts verified to get these tokens, and how many of the tokens are such drafts.
         error: message, if ``finish`` is ERROR.
     """
 
@@ -43,6 +44,8 @@ class TokenEvent:
     num_cached: int = 0
     scheduled_at: float = 0.0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     error: str | None = None
 
 
@@ -81,41 +84,8 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
-class RequestMetrics:
-    """``time.monotonic()`` of a request's events, in seconds; 0.0 where it did not happen yet."""
-
-    arrived_at: float = 0.0
-    scheduled_at: float = 0.0
-    first_token_at: float = 0.0
-    finished_at: float = 0.0
-    num_preemptions: int = 0
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A request's answer; while streaming, its newest part.
-
-    Attributes:
-        request_id: the id given at submission.
-        prompt: the prompt's text, None if it came as token ids.
-        prompt_token_ids: the prompt as the model saw it.
-        outputs: one entry per completion; while streaming, only those with something new.
-        finished: all completions have ended.
-        num_cached_tokens: prompt tokens that the prefix cache supplied.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    num_cached_tokens: int = 0
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
-
-
-@dataclass(slots=True)
 class SpeculationStats:
-    """What became of drafts since start.
+    """What became of drafts: of all since start, or of one request.
 
     Attributes:
         num_drafts: how often a sequence had drafts verified.
@@ -146,6 +116,45 @@ class SpeculationStats:
     def copy(self) -> SpeculationStats:
         """A copy that stays as it is."""
         return replace(self, accepted_by_position=list(self.accepted_by_position), disabled=dict(self.disabled))
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """``time.monotonic()`` of a request's events, in seconds; 0.0 where it did not happen yet. And what they were.
+
+    Attributes:
+        num_preemptions: how often its sequences lost their KV memory.
+        speculation: what became of the drafts of its sequences so far; those past the end of a text are not accepted.
+    """
+
+    arrived_at: float = 0.0
+    scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    num_preemptions: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answer; while streaming, its newest part.
+
+    Attributes:
+        request_id: the id given at submission.
+        prompt: the prompt's text, None if it came as token ids.
+        prompt_token_ids: the prompt as the model saw it.
+        outputs: one entry per completion; while streaming, only those with something new.
+        finished: all completions have ended.
+        num_cached_tokens: prompt tokens that the prefix cache supplied.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
 @dataclass(frozen=True, slots=True)

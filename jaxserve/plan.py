@@ -58,6 +58,7 @@ class RowPlan:
         block_ids: the request's block table.
         params, seed: how to sample.
         adapter_slot: slot of its adapter, 0 for the base model.
+        private: nothing that the request generates may help to guess what others do.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class RowPlan:
     params: SamplingParams
     seed: int
     adapter_slot: int = 0
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from jaxserve.speculative import (
     NgramProposer,
     NoProposer,
     Proposer,
+    SuffixProposer,
 )
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import default_drafts, is_eagle, is_medusa, open_eagle, open_medusa, open_model
@@ -69,6 +70,9 @@ def open_drafts(
     if settings.method == "ngram":
         ngram = NgramProposer(settings.num_drafts, settings.longest, settings.shortest)
         return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: ngram)
+    if settings.method == "suffix":
+        suffix = SuffixProposer(settings.num_drafts, settings.longest, settings.shortest, settings.corpus_size)
+        return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: suffix)
     if settings.method == "medusa" or (settings.model and is_medusa(settings.model, options.download_dir)):
         return _open_heads(settings, options, model)
     if settings.method == "eagle" or (settings.model and is_eagle(settings.model, options.download_dir)):

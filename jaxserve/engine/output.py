@@ -109,7 +109,7 @@ class _Answer:
             outputs=outputs,
             finished=finished,
             num_cached_tokens=self.completions[0].num_cached,
-            metrics=replace(self.metrics),
+            metrics=replace(self.metrics, speculation=self.metrics.speculation.copy()),
         )
 
 
@@ -132,6 +132,23 @@ class _Completion:
 
     def take(self, event: TokenEvent, now: float) -> None:
         """Add the tokens of an event, up to the one that completes a stop string."""
+        before = self._num_tokens
+        self._add(event, now)
+        if event.num_drafts:
+            num_accepted = min(event.num_accepted, self._num_tokens - before)
+            self.answer.metrics.speculation.note(event.num_drafts, num_accepted)
+
+    def hand_out(self) -> CompletionOutput | None:
+        """What is new since the last time, None for nothing."""
+        new = self._new
+        if not new.token_ids and new.finish_reason is None:
+            return None
+        new.text = "".join(self._texts)
+        self._texts.clear()
+        self._new = _empty(new.index, new.cumulative_logprob)
+        return new
+
+    def _add(self, event: TokenEvent, now: float) -> None:
         metrics = self.answer.metrics
         self.num_preemptions = max(self.num_preemptions, event.num_preemptions)
         self.num_cached = max(self.num_cached, event.num_cached)
@@ -153,16 +170,6 @@ class _Completion:
             self._texts.append(self._matcher.flush())
             self._finish(event.finish.value, event.stop_reason)
             self._new.error = event.error
-
-    def hand_out(self) -> CompletionOutput | None:
-        """What is new since the last time, None for nothing."""
-        new = self._new
-        if not new.token_ids and new.finish_reason is None:
-            return None
-        new.text = "".join(self._texts)
-        self._texts.clear()
-        self._new = _empty(new.index, new.cumulative_logprob)
-        return new
 
     def _match(self, text: str) -> bool:
         # As long as min_tokens is not exceeded, a stop string is ordinary text.

@@ -15,16 +15,30 @@ from jaxserve.config import SpeculativeConfig
 from jaxserve.errors import ConfigError, nearest
 from jaxserve.runner import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, NoSpeculation, Speculation
-from jaxserve.speculative import Proposer
+from jaxserve.speculative import Proposer, TypicalAcceptance
 
 __all__ = ["SpeculativeSettings", "make_speculation", "resolve"]
 
-_DEFAULT_DRAFTS = {"ngram": 5, "draft_model": 4, "medusa": 4, "eagle": 4}
+_DEFAULT_DRAFTS = {"ngram": 5, "suffix": 8, "draft_model": 4, "medusa": 4, "eagle": 4}
+_TREE_DRAFTS, _TREE_DEPTH = 8, 4
 _TRAINED = ("medusa", "eagle")  # methods whose name stands for what train-draft has made
 _OTHER_NAMES = {"eagle3": "eagle"}  # vLLM's; what a head is, its files tell
-_ONLY_OF = {"longest": "ngram", "shortest": "ngram", "width": "eagle", "depth": "eagle"}
-_LOOKUP = (4, 2)  # longest and shortest match
-_TREE_DRAFTS, _TREE_DEPTH = 8, 4
+_LONGEST_MATCH = {"ngram": 4, "suffix": 8}
+_SHORTEST_MATCH = 2
+_CORPUS = 1 << 16  # tokens
+_CORPUS_LIMITS = (256, 1 << 24)
+
+_TYPICAL = "typical_acceptance_sampler"
+_ACCEPTANCE = ("rejection_sampler", _TYPICAL)
+
+_OWN = {
+    "longest": _LONGEST_MATCH,
+    "shortest": _LONGEST_MATCH,
+    "corpus_size": ("suffix",),
+    "width": ("eagle",),
+    "depth": ("eagle",),
+}
+"""Settings that not all methods have, and the methods that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +49,10 @@ class SpeculativeSettings:
         method: what guesses.
         model: the draft model or heads, None for a method without any, or for those that were trained here.
         num_drafts: most drafts of a sequence in a step.
-        longest, shortest: tokens that an n-gram match has.
+        longest, shortest: tokens that a match of a lookup has.
         adaptive: whether it is measured how many drafts pay.
+        corpus_size: tokens of earlier answers that are kept, 0 for a method that keeps none.
+        typical: which drafts are kept beside right ones, None for none.
         is_default: nobody asked for ``num_drafts``: it may be lowered to what there is.
         width, depth: guesses after each node of a tree, and drafts on its longest path; 1 and None for a chain.
     """
@@ -47,6 +63,8 @@ class SpeculativeSettings:
     longest: int
     shortest: int
     adaptive: bool
+    corpus_size: int = 0
+    typical: TypicalAcceptance | None = None
     is_default: bool = field(default=False, compare=False)
     width: int = 1
     depth: int | None = None
@@ -77,18 +95,13 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         if unused is not None:
             raise ConfigError(f"{unused.flag} needs a method: set --speculative-model (or --spec-method).")
         return None
-    for name, only in _ONLY_OF.items():
-        if name in values and method not in (only, "draft_model"):
-            raise ConfigError(f"{values[name].flag} has no effect on the method {method}: it is of {only}.")
-    if values.get("longest") is None and "shortest" in values:
-        longest = max(_LOOKUP[0], _integer(values, "shortest", 0, 1, 64))
-    else:
-        longest = _integer(values, "longest", _LOOKUP[0], 1, 64)
-    shortest = _integer(values, "shortest", min(_LOOKUP[1], longest), 1, 64)
-    if shortest > longest:
-        raise ConfigError(
-            f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
-        )
+    for name, methods in _OWN.items():
+        # What is named like a draft model may turn out to be a head.
+        if name in values and method not in methods and (method, methods) != ("draft_model", ("eagle",)):
+            raise ConfigError(
+                f"{values[name].flag} is for {' and '.join(methods)}; the method {method} has no use for it."
+            )
+    longest, shortest = _match_sizes(values, _LONGEST_MATCH.get(method, 0))
     num_drafts, width, depth = _tree(values, method, max_tokens)
     return SpeculativeSettings(
         method,
@@ -97,10 +110,42 @@ def resolve(config: SpeculativeConfig, *, max_tokens: int) -> SpeculativeSetting
         longest,
         shortest,
         config.speculative_adaptive,
+        _integer(values, "corpus_size", _CORPUS, *_CORPUS_LIMITS) if method == "suffix" else 0,
+        _acceptance(values),
         "num_drafts" not in values,
         width,
         depth,
     )
+
+
+def _match_sizes(values: Mapping[str, _Value], default: int) -> tuple[int, int]:
+    """Most and fewest tokens of a match; ``default`` is the most, if nobody says otherwise, 0 without any lookup."""
+    if not default:
+        return 0, 0
+    if "longest" not in values and "shortest" in values:
+        longest = max(default, _integer(values, "shortest", 0, 1, 64))
+    else:
+        longest = _integer(values, "longest", default, 1, 64)
+    shortest = _integer(values, "shortest", min(_SHORTEST_MATCH, longest), 1, 64)
+    if shortest > longest:
+        raise ConfigError(
+            f"{values['shortest'].flag} ({shortest}) must not be more than --ngram-prompt-lookup-max ({longest})."
+        )
+    return longest, shortest
+
+
+def _acceptance(values: Mapping[str, _Value]) -> TypicalAcceptance | None:
+    """The rule of typical acceptance, if it is asked for."""
+    if "acceptance" in values and values["acceptance"].value not in _ACCEPTANCE:
+        given = values["acceptance"]
+        raise ConfigError(f"{given.flag} must be one of {', '.join(_ACCEPTANCE)}, got {given.value!r}.")
+    if "acceptance" not in values or values["acceptance"].value != _TYPICAL:
+        for name in ("threshold", "alpha"):
+            if name in values:
+                raise ConfigError(f"{values[name].flag} needs --spec-decoding-acceptance-method {_TYPICAL}.")
+        return None
+    threshold = _share(values, "threshold", 0.09)
+    return TypicalAcceptance(threshold, _share(values, "alpha", threshold**0.5))
 
 
 def _tree(values: Mapping[str, _Value], method: str, max_tokens: int) -> tuple[int, int, int | None]:
@@ -154,6 +199,14 @@ def _merge(config: SpeculativeConfig) -> dict[str, _Value]:
         ("shortest", "--ngram-prompt-lookup-min", config.ngram_prompt_lookup_min),
         ("width", "--speculative-eagle-topk", config.speculative_eagle_topk),
         ("depth", "--speculative-num-steps", config.speculative_num_steps),
+        ("corpus_size", "--speculative-corpus-size", config.speculative_corpus_size),
+        ("acceptance", "--spec-decoding-acceptance-method", config.spec_decoding_acceptance_method),
+        (
+            "threshold",
+            "--typical-acceptance-sampler-posterior-threshold",
+            config.typical_acceptance_sampler_posterior_threshold,
+        ),
+        ("alpha", "--typical-acceptance-sampler-posterior-alpha", config.typical_acceptance_sampler_posterior_alpha),
         *_read_json(config.speculative_config),
     )
     merged: dict[str, _Value] = {}
@@ -174,6 +227,10 @@ _JSON_NAMES = {
     "prompt_lookup_min": "shortest",
     "eagle_topk": "width",
     "num_steps": "depth",
+    "corpus_size": "corpus_size",
+    "acceptance_method": "acceptance",
+    "posterior_threshold": "threshold",
+    "posterior_alpha": "alpha",
 }
 
 
@@ -221,6 +278,15 @@ def _method(values: Mapping[str, _Value]) -> tuple[str | None, str | None]:
     if model is not None and keyword != method:
         raise ConfigError(f"{model.flag} is {model.value!r}, but the method {method} has no model: leave it out.")
     return method, None
+
+
+def _share(values: Mapping[str, _Value], name: str, default: float) -> float:
+    if name not in values:
+        return default
+    value, flag = values[name].value, values[name].flag
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"{flag} must be a number above 0, at most 1, got {value!r}.")
+    return float(value)
 
 
 def _integer(values: Mapping[str, _Value], name: str, default: int, low: int, high: int) -> int:

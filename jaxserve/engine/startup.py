@@ -27,6 +27,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import state_size
 from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
+from jaxserve.speculative import TypicalAcceptance
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import OpenedModel, open_model
 from pallas_kernels.paged_attention import select_backend
@@ -147,18 +148,18 @@ def _make_runner(
         size.reason,
         max_context,
     )
-    check_room(size, model, max_rows)
+    proposer = device.drafts.propose(device.dtype.name, device.backend)
+    check_room(size, model, max_rows, proposer, max_context)
     if draft is not None and draft.max_position < max_context:
         raise ConfigError(
             f"--speculative-model: its longest context is {draft.max_position} tokens, less than the "
             f"{max_context} that are served. Set --max-model-len {draft.max_position} or less."
         )
-    proposer = device.drafts.propose(device.dtype.name, device.backend)
     shape = RunnerShape(
         size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
     )
     try:
-        runner = Runner(params[0], model, shape, proposer, params[1])
+        runner = Runner(params[0], model, shape, proposer, params[1], _typical(device.drafts))
         runner.wait()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -169,6 +170,16 @@ def _make_runner(
             "--num-gpu-blocks-override, --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs."
         ) from error
     return runner
+
+
+def _typical(drafts: OpenedDrafts) -> TypicalAcceptance | None:
+    typical = drafts.settings.typical if drafts.settings is not None else None
+    if typical is not None:
+        _log.warning(
+            "typical acceptance is lossy: what is sampled no longer follows the model's distribution, and depends on "
+            "drafts; only at temperature 0 tokens are those of plain decoding"
+        )
+    return typical
 
 
 def _limits(config: SchedulerConfig) -> tuple[int, int]:

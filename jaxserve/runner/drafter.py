@@ -28,6 +28,8 @@ __all__ = ["COPIES", "Drafter"]
 COPIES = 16
 """Block copies per call of a copy program."""
 
+_ALL = np.int32(2**31 - 1)  # more tokens than any row has
+
 
 class Drafter:
     """Proposes, on the device.
@@ -82,7 +84,9 @@ class Drafter:
         self._behind.pop(row.row, None)
         history = np.zeros(rows.history.shape[1], np.int32)
         history[: len(row.history)] = row.history[: len(history)]
-        rows, self.drafts = self._programs["start"](rows, self.drafts, np.int32(row.row), history)
+        rows, self.drafts, self.state = self._programs["start"](
+            rows, self.drafts, self.state, np.int32(row.row), history, _known(row)
+        )
         return rows
 
     def skip(self, ordered: Sequence[RowPlan]) -> None:
@@ -159,9 +163,16 @@ class Drafter:
             return jax.jit(self._proposer.copy, donate_argnums=0).lower(self.state, pairs, pairs)
         if key == "start":
             history = np.zeros(self._rows.history.shape[1], np.int32)
-            start = jax.jit(programs.start_row, donate_argnums=(0, 1))
-            return start.lower(self._rows, self.drafts, np.int32(0), history)
+            start = jax.jit(partial(programs.start_row, proposer=self._proposer), donate_argnums=(0, 1, 2))
+            known = (np.int32(0), np.int32(0))
+            return start.lower(self._rows, self.drafts, self.state, np.int32(0), history, known)
         propose = partial(programs.propose, proposer=self._proposer)
         return jax.jit(propose, donate_argnums=(1, 2)).lower(
             self.params, self.drafts, self.state, self._rows, self._work([], key, self._hidden, self._states)
         )
+
+
+def _known(row: RowPlan) -> tuple[np.int32, np.int32]:
+    """How many tokens the request of a fresh row begins with, and how many of all are its own alone."""
+    count = np.int32(len(row.history))
+    return count, _ALL if row.private else count

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling import RowState
+from jaxserve.speculative import Proposer
 
 __all__ = ["KVSize", "block_bytes", "check_room", "fit_blocks", "fit_context"]
 
@@ -95,16 +95,20 @@ def fit_context(size: KVSize, config: CacheConfig, model: ModelConfig, asked: in
     return asked
 
 
-def check_room(size: KVSize, model: ModelConfig, max_rows: int) -> None:
+def check_room(size: KVSize, model: ModelConfig, max_rows: int, proposer: Proposer, max_context: int) -> None:
     """ConfigError: what an engine keeps between steps is more than a CPU has memory for.
 
+    What a proposer keeps counts as well, but for its KV, which the blocks have counted.
     There an allocation succeeds whatever its size, and the system ends the process when it is filled; accelerators
     refuse.
     """
     if jax.default_backend() != "cpu":
         return
     blocks = size.num_blocks * size.block_bytes
-    state = jax.eval_shape(partial(RowState.zeros, max_rows, model.vocab_size))
+    history = max_context if proposer.num_drafts else 0
+    state = jax.eval_shape(
+        lambda: (RowState.zeros(max_rows, model.vocab_size, history), proposer.initial(max_rows, 0, 1))
+    )
     rows = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     free = _free_ram()
     if blocks + rows > free:

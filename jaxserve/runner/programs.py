@@ -6,6 +6,7 @@ They are compiled once per bucket (see ``compiled``) and hold no state; what the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from jaxserve.speculative import (
     Proposal,
     ProposeInput,
     Proposer,
+    TypicalAcceptance,
     find_places,
     find_reached,
     lineage,
@@ -62,7 +64,7 @@ def forward(
     bucket: Bucket,
     max_places: int,
     backend: str,
-    taps: tuple[int, ...],
+    taps: tuple[int, ...] = (),
 ) -> tuple[KVCache, jax.Array]:
     """Run the decoder over a step's tokens.
 
@@ -125,17 +127,23 @@ def sample(
     sampling: SamplingInput,
     mask: jax.Array,
     masked: jax.Array,
+    *,
+    typical: TypicalAcceptance | None = None,
 ) -> tuple[RowState, Sampled, jax.Array]:
     """Sample at every place of a step, and keep what follows right drafts.
 
-    ``hidden`` [max_places, E] holds the places' hidden states first; the other arguments are those of
-    ``sampling.sample``. Returns the rows, what was sampled, and which places [P] were reached.
+    ``hidden`` [max_places, E] holds the places' hidden states first; ``typical`` says which other drafts count as
+    right; the other arguments are those of ``sampling.sample``. Returns the rows, what was sampled, and which places
+    [P] were reached.
     """
     places = find_places(drafts, sampling)
     first = jnp.where(sampling.positions < 0, rows.length[sampling.rows], sampling.positions)
     positions = first + places.depth
     scores = logits(params, hidden[: sampling.nodes.shape[0]])
-    sampled = sample_logits(scores, rows, sampling, mask, masked, positions=positions, context=places.context)
+    revise = None if typical is None else partial(typical.revise, places, sampling, drafts.width)
+    sampled = sample_logits(
+        scores, rows, sampling, mask, masked, positions=positions, context=places.context, revise=revise
+    )
     reached, newest = find_reached(places, sampled.tokens, drafts.width)
     return rows.record(sampling, sampled.tokens, positions, places.depth, reached, newest), sampled, reached
 
@@ -159,7 +167,9 @@ def observe(
     bucket: Bucket,
 ) -> Any:
     """Show a step's tokens to a proposer with a cache of its own: those of the rows' histories, rejected drafts too."""
-    newest = Newest(rows.last_token, rows.length, DraftState.empty(rows.length.shape[0] - 1, 0))
+    # The step has been sampled: what the rows were before is shorter by the tokens that this gave.
+    before = rows.length - rows.path_length
+    newest = Newest(rows.last_token, before, DraftState.empty(rows.length.shape[0] - 1, 0))
     inputs = decoder_input(step, newest, state.kv, bucket)
     history = rows.history.at[step.rows[step.token_rows], inputs.positions].get(mode="fill", fill_value=0)
     # Rows with drafts stay as they were: which of these are right is not known here, and ``propose`` shows them anew.
@@ -172,9 +182,24 @@ def load_row(rows: RowState, row: jax.Array, counts: jax.Array, bias: jax.Array)
     return replace(rows, counts=rows.counts.at[row].set(counts), bias=rows.bias.at[row].set(bias))
 
 
-def start_row(rows: RowState, drafts: DraftState, row: jax.Array, history: jax.Array) -> tuple[RowState, DraftState]:
-    """Set the history [C] of one row, for a request that was just given it, and drop the drafts of the one before."""
-    return replace(rows, history=rows.history.at[row].set(history)), drafts.drop(row)
+def start_row(
+    rows: RowState,
+    drafts: DraftState,
+    state: Any,
+    row: jax.Array,
+    history: jax.Array,
+    known: tuple[jax.Array, jax.Array],
+    *,
+    proposer: Proposer,
+) -> tuple[RowState, DraftState, Any]:
+    """Set the history [C] of one row, for a request that was just given it, and drop the drafts of the one before.
+
+    ``known`` is how many tokens of it there are, and how many the proposer is told.
+    """
+    length, told = known
+    state = proposer.start(state, rows, row, told)
+    rows = replace(rows, history=rows.history.at[row].set(history), length=rows.length.at[row].set(length))
+    return rows, drafts.drop(row), state
 
 
 def copy_blocks(kv: KVCache, source: jax.Array, target: jax.Array) -> KVCache:

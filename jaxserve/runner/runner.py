@@ -30,7 +30,7 @@ from jaxserve.runner.handle import StepHandle
 from jaxserve.runner.programs import Newest
 from jaxserve.runner.state import DeviceState
 from jaxserve.sampling import RowState, history_counts, make_sampling_input
-from jaxserve.speculative import NoProposer, Proposer
+from jaxserve.speculative import NoProposer, Proposer, TypicalAcceptance
 
 __all__ = ["Launch", "Runner", "RunnerShape"]
 
@@ -86,6 +86,7 @@ class Runner:
         shape: the sizes to compile for.
         proposer: guesses tokens ahead.
         proposer_params: its parameters.
+        typical: which drafts count as right although something else was sampled; None for exact acceptance.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Runner:
         shape: RunnerShape,
         proposer: Proposer | None = None,
         proposer_params: Any = None,
+        typical: TypicalAcceptance | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
@@ -130,6 +132,7 @@ class Runner:
             backend=shape.backend,
             is_tree=proposer.is_tree,
         )
+        self._typical = typical
         self._forward = Programs(self._lower_forward)
         self._sample = Programs(self._lower_sample)
         self._rare = Programs(self._lower_rare)
@@ -253,7 +256,7 @@ class Runner:
         return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._newest(), step)
 
     def _lower_sample(self, places: int) -> jax.stages.Lowered:
-        return jax.jit(programs.sample, donate_argnums=1).lower(
+        return jax.jit(partial(programs.sample, typical=self._typical), donate_argnums=1).lower(
             self._head,
             self._state.rows,
             self._drafter.drafts,

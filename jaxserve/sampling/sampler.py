@@ -23,6 +23,8 @@ __all__ = ["Sampled", "noise", "rank_plainly", "sample", "sample_plainly", "scor
 
 _GROUP = 64  # tokens
 
+Revise = Callable[[jax.Array, jax.Array], jax.Array]
+
 _COLDEST = 1e-6
 """Temperatures below would overflow the logits, and nobody could tell them from this one."""
 
@@ -54,6 +56,7 @@ def sample(
     *,
     positions: jax.Array,
     context: jax.Array,
+    revise: Revise | None = None,
 ) -> Sampled:
     """Sample one token per place.
 
@@ -65,6 +68,7 @@ def sample(
         masked: [] bool, whether the mask says anything.
         positions: [P] int32, positions of the tokens to sample.
         context: [P, K] int32, drafts that stand between the row's newest token and each place; -1 for none.
+        revise: what makes of tokens [P], and of logits [P, V] that they were sampled from, the tokens that count.
     """
     penalised = params.penalised.any()
     greedy = ~(penalised | params.biased.any() | masked | (params.temperature > 0).any())
@@ -76,7 +80,7 @@ def sample(
         )
         changed = _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
         return jax.lax.cond(
-            (params.temperature > 0).any(), lambda x: _noisy_argmax(x, params, positions), _argmax, changed
+            (params.temperature > 0).any(), lambda x: _noisy_argmax(x, params, positions, revise), _argmax, changed
         )
 
     # Around all the others: a condition that changes nothing still copies the logits.
@@ -174,11 +178,12 @@ def _scaled(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     return logits / jnp.where(temperature > 0, jnp.maximum(temperature, _COLDEST), 1.0)
 
 
-def _noisy_argmax(logits: jax.Array, params: SamplingInput, positions: jax.Array) -> jax.Array:
+def _noisy_argmax(logits: jax.Array, params: SamplingInput, positions: jax.Array, revise: Revise | None) -> jax.Array:
     filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
     scaled = _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature[:, None]))
     noisy = scaled + noise(params.seeds, positions, logits.shape[1])
-    return jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
+    tokens = jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
+    return tokens if revise is None else revise(tokens, scaled)
 
 
 def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:

@@ -51,9 +51,15 @@ def append_tokens(request: Request, tokens: tuple[int, ...]) -> tuple[int, Finis
 
 
 def event_of(
-    request: Request, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprobs, ...] | None = None
+    request: Request,
+    tokens: tuple[int, ...] = (),
+    logprobs: tuple[TokenLogprobs, ...] | None = None,
+    drafts: tuple[int, int] = (0, 0),
 ) -> TokenEvent:
-    """What the engine is told of a request: its new tokens, and whether it has ended."""
+    """What the engine is told of a request: its new tokens, and whether it has ended.
+
+    ``drafts`` is how many were verified to get these tokens, and how many of the tokens were drafts.
+    """
     return TokenEvent(
         request_id=request.id,
         token_ids=tokens,
@@ -63,4 +69,6 @@ def event_of(
         num_cached=request.cached,
         scheduled_at=request.scheduled_at,
         num_preemptions=request.preemptions,
+        num_drafts=drafts[0],
+        num_accepted=drafts[1],
     )

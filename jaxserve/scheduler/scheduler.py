@@ -162,7 +162,7 @@ class Scheduler:
                 if request.row >= 0:  # one that was preempted meanwhile has computed nothing
                     request.computed -= most_right - (len(tokens) - 1)
                     request.drafts = drafts
-                events.append(self._settle(request, tokens, logprobs))
+                events.append(self._settle(request, row.num_drafts, tokens, logprobs))
         return events
 
     # --- planning
@@ -311,15 +311,16 @@ class Scheduler:
         raise AssertionError("a step is settled that is not in flight")
 
     def _settle(
-        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
+        self, request: Request, num_drafts: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
     ) -> TokenEvent:
-        """Append sampled tokens up to the first that ends the request."""
+        """Append sampled tokens, all but the last of which were drafts, up to the first that ends the request."""
         num_kept, reason = append_tokens(request, tokens)
         self.generation_tokens_total += num_kept
         self.blocks.publish(request)
         if reason is not None:
             self._finish(request, reason)
-        return event_of(request, tokens[:num_kept], None if logprobs is None else logprobs[:num_kept])
+        drafts = (num_drafts, min(num_kept, len(tokens) - 1))
+        return event_of(request, tokens[:num_kept], None if logprobs is None else logprobs[:num_kept], drafts)
 
     def _preempt(self, request: Request) -> None:
         """Take row and blocks from a running request; it computes its tokens anew when it comes back."""

@@ -58,7 +58,7 @@ class NoSpeculation:
     """Speculation switched off: it wants no drafts."""
 
     def __init__(self, max_depth: int = 0, lookahead: int = 0) -> None:
-        self.stats = SpeculationStats()
+        self.stats = SpeculationStats(accepted_by_position=[0] * max_depth)
         self.max_depth = max_depth
         self.lookahead = lookahead
 

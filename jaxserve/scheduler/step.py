@@ -62,6 +62,7 @@ class StepBuilder:
                 block_ids=tuple(request.blocks),
                 params=request.params,
                 seed=request.seed,
+                private=request.cache_salt is not None,
             )
         )
         self.requests.append(request)

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
-from jaxserve.outputs import CompletionOutput, RequestOutput
+from jaxserve.outputs import CompletionOutput, RequestOutput, SpeculationStats
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
@@ -48,27 +49,39 @@ class Job:
 
 @dataclass
 class Usage:
-    """Token counts of an answer so far."""
+    """Token counts of an answer so far; those of drafts are shown where the engine ``speculates``."""
 
+    speculates: bool = False
     prompt: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
+    drafts: dict[int, SpeculationStats] = field(default_factory=dict)
     completion: int = 0
 
     def add(self, position: int, output: RequestOutput) -> None:
         """Count ``output`` of the prompt at ``position``."""
         self.prompt[position] = len(output.prompt_token_ids)
         self.cached[position] = output.num_cached_tokens
+        self.drafts[position] = output.metrics.speculation
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def shown(self) -> dict[str, Any]:
         """The ``usage`` object."""
         prompt = sum(self.prompt.values())
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self.completion,
             "total_tokens": prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
+        if self.speculates:
+            by_position = zip_longest(*(drafts.accepted_by_position for drafts in self.drafts.values()), fillvalue=0)
+            accepted = sum(drafts.num_accepted_tokens for drafts in self.drafts.values())
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(d.num_draft_tokens for d in self.drafts.values()) - accepted,
+                "accepted_prediction_tokens_per_position": [sum(counts) for counts in by_position],
+            }
+        return usage
 
 
 class Answer(ABC):
@@ -88,7 +101,7 @@ class Answer(ABC):
         self._metrics = metrics
         self._job = job
         self._created = int(time.time())
-        self._usage = Usage()
+        self._usage = Usage(engine.config.speculative.is_asked)
 
     @abstractmethod
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,8 @@ from jaxserve.speculative.eagle_head import EagleHead, eagle_specs, fuse, guess_
 from jaxserve.speculative.medusa import MedusaProposer, head_logits, medusa_specs
 from jaxserve.speculative.ngram import NgramProposer
 from jaxserve.speculative.proposer import NoProposer, ProposeInput, Proposer
+from jaxserve.speculative.suffix import SuffixProposer
+from jaxserve.speculative.typical import TypicalAcceptance
 from jaxserve.speculative.verify import Places, find_places, find_reached
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "Proposal",
     "ProposeInput",
     "Proposer",
+    "SuffixProposer",
+    "TypicalAcceptance",
     "eagle_specs",
     "find_places",
     "find_reached",

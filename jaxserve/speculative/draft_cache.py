@@ -40,6 +40,10 @@ class DraftCache:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         return cls(KVCache.zeros(config.num_layers, shape, dtype), jnp.zeros(num_rows + 1, jnp.int32))
 
+    def started(self, row: jax.Array) -> DraftCache:
+        """A row was given to a request, of which nothing was seen."""
+        return DraftCache(self.kv, self.seen.at[row].set(0))
+
     def copy(self, source: jax.Array, target: jax.Array) -> DraftCache:
         """Copy blocks source [C] over blocks target [C]."""
         return DraftCache(self.kv.copy(source, target), self.seen)

@@ -44,12 +44,16 @@ class DraftModelProposer:
 
     @property
     def lookahead(self) -> int:
-        """All drafts but the last."""
-        return self.num_drafts - 1
+        """The newest token, and all drafts but the last."""
+        return self.num_drafts
 
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> DraftCache:
         """An empty KV cache, and nothing seen."""
         return DraftCache.empty(self.config, num_rows, num_blocks, block_size, jnp.dtype(self.dtype))
+
+    def start(self, state: DraftCache, rows: RowState, row: jax.Array, known: jax.Array) -> DraftCache:
+        """Nothing is seen of the request yet."""
+        return state.started(row)
 
     def copy(self, state: DraftCache, source: jax.Array, target: jax.Array) -> DraftCache:
         """Copy blocks source [C] over blocks target [C]."""

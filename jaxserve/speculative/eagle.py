@@ -63,8 +63,8 @@ class EagleProposer:
 
     @property
     def lookahead(self) -> int:
-        """All nodes that are followed."""
-        return (self.depth - 1) * self.width
+        """The newest token, and all nodes that are followed."""
+        return 1 + (self.depth - 1) * self.width
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -74,6 +74,10 @@ class EagleProposer:
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> DraftCache:
         """An empty KV cache, and nothing seen."""
         return DraftCache.empty(self.head.layer, num_rows, num_blocks, block_size, jnp.dtype(self.dtype))
+
+    def start(self, state: DraftCache, rows: RowState, row: jax.Array, known: jax.Array) -> DraftCache:
+        """Nothing is seen of the request yet."""
+        return state.started(row)
 
     def copy(self, state: DraftCache, source: jax.Array, target: jax.Array) -> DraftCache:
         """Copy blocks source [C] over blocks target [C]."""

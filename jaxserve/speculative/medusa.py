@@ -64,6 +64,9 @@ class MedusaProposer:
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
         """The hidden states of the step are all there is to know."""
 
+    def start(self, state: None, rows: RowState, row: jax.Array, known: jax.Array) -> None:
+        """Nothing is remembered of a row."""
+
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """There are no blocks."""
 

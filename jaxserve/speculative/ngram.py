@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from jaxserve.models.decoder import DecoderInput
 from jaxserve.sampling import RowState
-from jaxserve.speculative.drafts import NO_DRAFT, Proposal
+from jaxserve.speculative.drafts import Proposal
+from jaxserve.speculative.lookup import find_match, follow, newest_tokens
 from jaxserve.speculative.proposer import ProposeInput
 
 __all__ = ["NgramProposer"]
@@ -45,6 +45,9 @@ class NgramProposer:
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
         """Nothing but the history of the rows."""
 
+    def start(self, state: None, rows: RowState, row: jax.Array, known: jax.Array) -> None:
+        """The history of the rows is kept anyway."""
+
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """There are no blocks."""
 
@@ -57,23 +60,6 @@ class NgramProposer:
         A match near the end has fewer than K tokens behind it: the text is taken to repeat from there.
         """
         history, length = rows.history[work.at], rows.length[work.at]
-        end = _match_end(history, length, self.longest, self.shortest)
-        distance = jnp.maximum(length - end, 1)
-        source = end[:, None] + jnp.arange(self.num_drafts) % distance[:, None]
-        drafts = jnp.take_along_axis(history, jnp.clip(source, 0, history.shape[1] - 1), axis=1)
-        return None, Proposal(jnp.where(end[:, None] > 0, drafts, NO_DRAFT))
-
-
-def _match_end(history: jax.Array, length: jax.Array, longest: int, shortest: int) -> jax.Array:
-    """Position [R] after the best match in history [R, C] of length [R], 0 if there is none."""
-    num_places = history.shape[1]
-    at = jnp.arange(num_places)
-    run = jnp.zeros(history.shape, jnp.int32)
-    alike = at < length[:, None] - 1  # of matches that end before the newest token
-    for back in range(longest):
-        wanted = jnp.take_along_axis(history, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)
-        shifted = history if back == 0 else jnp.pad(history, ((0, 0), (back, 0)), constant_values=NO_DRAFT)[:, :-back]
-        alike &= (shifted == wanted) & (length[:, None] > back)
-        run += alike
-    score = jnp.where(run >= shortest, run * num_places + at, -1).max(1)
-    return jnp.where(score >= 0, score % num_places + 1, 0)
+        newest = newest_tokens(history, length, self.longest)
+        match = find_match(history, newest, length - 1, self.shortest)  # that ends before the newest token
+        return None, Proposal(follow(history, match, length, self.num_drafts))

@@ -47,7 +47,7 @@ class Proposer(Protocol):
         max_depth: most drafts on a path, which are as many as can be right at once: K for chains.
         is_tree: whether its proposals have parents.
         has_cache: whether it has a KV cache of its own, which ``observe`` fills.
-        lookahead: how many tokens behind a row's newest it writes to that while it guesses.
+        lookahead: how many tokens, from a row's newest on, it writes to that while it guesses.
         taps: the model's layers whose inputs it reads, none for its final states; None if it reads no states but
             those of the newest step.
     """
@@ -72,6 +72,13 @@ class Proposer(Protocol):
 
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> Any:
         """Its own state, a pytree, for num_rows rows and the dummy, and a pool of blocks like the model's."""
+
+    def start(self, state: Any, rows: RowState, row: jax.Array, known: jax.Array) -> Any:
+        """New state, as row ``row`` of ``rows`` is given to another request; what the last one left is still there.
+
+        ``known`` is how many tokens the new request begins with. Drafts of others may be made of those that follow;
+        where that is not allowed, it is more than there will be.
+        """
 
     def copy(self, state: Any, source: jax.Array, target: jax.Array) -> Any:
         """New state in which blocks source [C] are copied over blocks target [C]."""
@@ -98,6 +105,9 @@ class NoProposer:
 
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
         """Nothing to remember."""
+
+    def start(self, state: None, rows: RowState, row: jax.Array, known: jax.Array) -> None:
+        """Nothing to forget."""
 
     def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
         """Nothing to copy."""

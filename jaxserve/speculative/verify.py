@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxserve.sampling import SamplingInput
 from jaxserve.speculative.drafts import NO_DRAFT, DraftState
 
-__all__ = ["Places", "find_places", "find_reached"]
+__all__ = ["Places", "find_places", "find_reached", "follow_only"]
 
 
 class Places(NamedTuple):
@@ -59,8 +59,13 @@ def find_reached(places: Places, tokens: jax.Array, most: int) -> tuple[jax.Arra
     ``most`` is the most drafts on a path. Returns two bool arrays [P].
     """
     right = (places.draft == NO_DRAFT) & (places.depth == 0) | (tokens[places.parent] == places.draft)
-    reached, ancestor = right, places.parent
-    for _ in range(most.bit_length()):  # twice as far up each time
-        reached, ancestor = reached & reached[ancestor], ancestor[ancestor]
+    reached = follow_only(right, places.parent, most)
     followed = jnp.zeros_like(reached).at[places.parent].max(reached & (places.depth > 0))
     return reached, reached & ~followed
+
+
+def follow_only(right: jax.Array, parent: jax.Array, most: int) -> jax.Array:
+    """Which places [P] are ``right``, as are all before them on their path of ``most`` places or fewer."""
+    for _ in range(most.bit_length()):  # twice as far up each time
+        right, parent = right & right[parent], parent[parent]
+    return right

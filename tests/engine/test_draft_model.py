@@ -53,6 +53,23 @@ def test_a_draft_model_is_served_beside_the_model(target: Path, tmp_path: Path) 
         assert stats.num_accepted_tokens >= least * stats.num_draft_tokens
 
 
+def test_earlier_answers_foretell_later_ones(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With typical acceptance, which changes nothing where nothing is sampled, and is told of at the start."""
+    flags = {
+        "speculative_model": "[suffix]",
+        "speculative_corpus_size": 300,
+        "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+    }
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with LLM(target, **flags, **SETTINGS) as llm, LLM(target, **SETTINGS) as plain:
+        first, second = (llm.generate([list(range(20, 40))], params, use_tqdm=False)[0] for _ in range(2))
+        expected = plain.generate([list(range(20, 40))], params, use_tqdm=False)[0]
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert second.metrics.speculation.num_accepted_tokens >= 14
+    assert expected.metrics.speculation.num_draft_tokens == 0
+    assert "typical acceptance is lossy" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("draft", "message"),
     [

@@ -364,3 +364,15 @@ def test_surrogates_of_the_prompt_are_not_handed_back() -> None:
     processor.add("r", "emoji \ud83d", [request()], stream=True)
     (output,), _ = processor.process([TokenEvent("r", ids_of("a"))])
     assert output.prompt == "emoji �"
+
+
+def test_drafts_past_the_end_of_the_text_are_not_accepted() -> None:
+    run = Run(stop=["d"], n=2)
+    run.feed("abc", num_drafts=4, num_accepted=2)
+    first = run.feed("a", child=1, num_drafts=1)[0].metrics.speculation
+    assert (first.num_drafts, first.num_draft_tokens, first.num_accepted_tokens) == (2, 5, 2)
+    run.feed("ef", child=1, num_drafts=0)
+    last = run.feed("cdefg", num_drafts=4, num_accepted=4)[0].metrics.speculation
+    assert (last.num_drafts, last.num_draft_tokens, last.num_accepted_tokens) == (3, 9, 4)
+    assert last.accepted_by_position == [2, 2]
+    assert first.num_drafts == 2, "an output stays as it was"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from jaxserve.config import EngineConfig
 from jaxserve.engine.speculation import SpeculativeSettings, resolve
 from jaxserve.errors import ConfigError
+from jaxserve.speculative import TypicalAcceptance
 
 NGRAM = SpeculativeSettings("ngram", None, num_drafts=5, longest=4, shortest=2, adaptive=True)
 
@@ -38,7 +40,7 @@ def test_every_way_gives_the_same(flags: dict[str, Any]) -> None:
 
 
 def test_a_path_is_a_draft_model() -> None:
-    wanted = SpeculativeSettings("draft_model", "/a/model", num_drafts=4, longest=4, shortest=2, adaptive=True)
+    wanted = SpeculativeSettings("draft_model", "/a/model", num_drafts=4, longest=0, shortest=0, adaptive=True)
     assert settings(speculative_model="/a/model") == wanted
     assert settings(spec_method="draft_model", spec_model="/a/model") == wanted
 
@@ -50,6 +52,27 @@ def test_values_are_taken_over() -> None:
     alone = settings(speculative_model="[ngram]", ngram_prompt_lookup_min=7)
     assert alone is not None
     assert (alone.longest, alone.shortest) == (7, 7)
+
+
+def test_a_corpus_has_a_size() -> None:
+    plain = SpeculativeSettings("suffix", None, num_drafts=8, longest=8, shortest=2, adaptive=True, corpus_size=65536)
+    assert settings(speculative_model="suffix") == settings(spec_method="suffix") == plain
+    for flags in ({"speculative_corpus_size": 4096}, {"speculative_config": {"corpus_size": 4096}}):
+        assert settings(speculative_model="[suffix]", **flags) == replace(plain, corpus_size=4096)
+
+
+def test_typical_acceptance_is_asked_for_by_name() -> None:
+    way = "typical_acceptance_sampler"
+    assert settings(spec_method="ngram", spec_decoding_acceptance_method="rejection_sampler") == NGRAM
+    for flags, rule in (
+        ({"spec_decoding_acceptance_method": way}, TypicalAcceptance(0.09, 0.3)),
+        ({"speculative_config": {"acceptance_method": way, "posterior_threshold": 0.25}}, TypicalAcceptance(0.25, 0.5)),
+        (
+            {"spec_decoding_acceptance_method": way, "typical_acceptance_sampler_posterior_alpha": 1},
+            TypicalAcceptance(0.09, 1.0),
+        ),
+    ):
+        assert settings(spec_method="ngram", **flags) == replace(NGRAM, typical=rule)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +97,39 @@ def test_eagle_drafts_chains_or_trees(flags: dict[str, Any], num_drafts: int, wi
     ("flags", "message"),
     [
         ({"num_speculative_tokens": 3}, "--num-speculative-tokens needs a method"),
-        ({"spec_method": "magic"}, "--spec-method must be one of ngram, draft_model, medusa, eagle, got 'magic'"),
+        (
+            {"spec_method": "magic"},
+            "--spec-method must be one of ngram, suffix, draft_model, medusa, eagle, got 'magic'",
+        ),
+        (
+            {"spec_method": "ngram", "speculative_corpus_size": 4096},
+            "--speculative-corpus-size is for suffix; the method ngram has no use for it",
+        ),
+        (
+            {"spec_method": "medusa", "ngram_prompt_lookup_min": 2},
+            "--ngram-prompt-lookup-min is for ngram and suffix; the method medusa has no use for it",
+        ),
+        (
+            {"spec_method": "suffix", "speculative_corpus_size": 100},
+            "--speculative-corpus-size must be an integer from 256 to 16777216, got 100",
+        ),
+        (
+            {"spec_method": "ngram", "spec_decoding_acceptance_method": "typical"},
+            "must be one of rejection_sampler, typical_acceptance_sampler, got 'typical'",
+        ),
+        (
+            {"spec_method": "ngram", "typical_acceptance_sampler_posterior_alpha": 0.3},
+            "posterior-alpha needs --spec-decoding-acceptance-method typical_acceptance_sampler",
+        ),
+        (
+            {
+                "spec_method": "ngram",
+                "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+                "typical_acceptance_sampler_posterior_threshold": 0.0,
+            },
+            "posterior-threshold must be a number above 0, at most 1, got 0.0",
+        ),
+        ({"spec_decoding_acceptance_method": "rejection_sampler"}, "acceptance-method needs a method"),
         ({"spec_method": "draft_model"}, "draft_model needs a model"),
         ({"spec_method": "draft_model", "speculative_model": "[ngram]"}, "draft_model needs a model"),
         ({"spec_method": "ngram", "speculative_model": "/a/model"}, "'/a/model', but the method ngram has no model"),
@@ -99,11 +154,11 @@ def test_eagle_drafts_chains_or_trees(flags: dict[str, Any], num_drafts: int, wi
         ({"speculative_config": {"method": ["ngram"]}}, "must be a text"),
         (
             {"spec_method": "ngram", "speculative_eagle_topk": 2},
-            "--speculative-eagle-topk has no effect on the method ngram: it is of eagle",
+            "--speculative-eagle-topk is for eagle; the method ngram has no use for it",
         ),
         (
             {"spec_method": "eagle", "ngram_prompt_lookup_min": 2},
-            "--ngram-prompt-lookup-min has no effect on the method eagle: it is of ngram",
+            "--ngram-prompt-lookup-min is for ngram and suffix; the method eagle has no use for it",
         ),
         (
             {"spec_method": "eagle", "speculative_num_steps": 3, "spec_tokens": 4},

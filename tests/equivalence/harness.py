@@ -35,7 +35,7 @@ from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import FixedSpeculation, Scheduler
-from jaxserve.speculative import DraftState, EagleProposer, MedusaProposer, Proposer
+from jaxserve.speculative import DraftState, EagleProposer, MedusaProposer, Proposer, TypicalAcceptance
 from jaxserve.structured import step_mask
 from pallas_kernels.paged_attention import select_backend
 
@@ -168,6 +168,7 @@ def shared_runner(
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
     backend: str = BACKEND,
+    typical: TypicalAcceptance | None = None,
 ) -> Runner:
     """A runner, with its compiled programs, for all engines that step within this shape."""
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), backend)
@@ -178,7 +179,7 @@ def shared_runner(
         from tests.equivalence.heads import proposer_params
 
         drafting = proposer_params(proposer.head)
-    return _SharedRunner(params(model), model, shape, proposer, drafting)
+    return _SharedRunner(params(model), model, shape, proposer, drafting, typical)
 
 
 def build(
@@ -194,6 +195,7 @@ def build(
     proposer: Proposer | None = None,
     model: ModelConfig = MODEL,
     backend: str = BACKEND,
+    typical: TypicalAcceptance | None = None,
     **scheduler: Any,
 ) -> Engine:
     """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape.
@@ -202,7 +204,7 @@ def build(
     for. All drafts that a ``proposer`` makes are verified.
     """
     sizes = (max_tokens, max_rows) if exact else (max(max_tokens, _STEP), max(max_rows, _ROWS))
-    runner = shared_runner(max(num_blocks, _POOL), block_size, *sizes, proposer, model, backend)
+    runner = shared_runner(max(num_blocks, _POOL), block_size, *sizes, proposer, model, backend, typical)
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
     blocks = make_blocks(cache, num_blocks, CONTEXT)
     queue = Scheduler(

@@ -27,7 +27,7 @@ HEADS = {
     "EAGLE": EagleHead(LAYER, has_bias=True),
     "EAGLE-3": EagleHead(LAYER, taps=(1, 0, 1)),  # of a model of two layers, in an order of their own
 }
-NUM_GUESSED = {"EAGLE": MODEL.vocab_size, "EAGLE-3": 40}
+NUM_GUESSED = {"EAGLE": 6, "EAGLE-3": 40}
 
 
 @cache
@@ -91,15 +91,16 @@ def proposer_params(head: EagleHead) -> dict[str, Any]:
     kind = next(kind for kind, known in HEADS.items() if known == head)
     tensors = checkpoint(kind)
     loaded = load_params(eagle_specs(head, NUM_GUESSED[kind]), _Reader(tensors), "float32")
-    vocabulary = None
-    if head.taps:
-        vocabulary = jnp.asarray((torch.arange(NUM_GUESSED[kind]) + tensors["d2t"]).numpy(), jnp.int32)
-    return {
-        "out": params()["lm_head"],
-        **loaded,
-        "embed": params()["embed"],
-        "vocabulary": vocabulary,
-    }
+    guessed = jnp.asarray(vocabulary(kind).numpy(), jnp.int32)
+    table = params()["lm_head"][guessed]
+    return {"out": table, **loaded, "embed": params()["embed"], "vocabulary": guessed}
+
+
+def vocabulary(kind: str) -> torch.Tensor:
+    """The tokens that a head guesses: some by choice, or those that its checkpoint names."""
+    if kind == "EAGLE":
+        return torch.arange(6, 6 + NUM_GUESSED[kind])
+    return torch.arange(NUM_GUESSED[kind]) + checkpoint(kind)["d2t"]
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,13 @@ class Oracle:
         return [torch.zeros(kept.shape[1], dtype=torch.float64), *kept[:-1]]
 
     def _chances(self, guessed: torch.Tensor) -> torch.Tensor:
-        if not self.head.taps:
-            return (guessed @ torch.from_numpy(np.array(params()["lm_head"])).double().T).softmax(-1)
-        scores = self._norm(guessed, "norm") @ self.tensors["lm_head.weight"].double().T
-        count = len(scores)
+        tokens = vocabulary(self.kind)
+        if self.head.taps:
+            scores = self._norm(guessed, "norm") @ self.tensors["lm_head.weight"].double().T
+        else:
+            scores = torch.from_numpy(np.array(params()["lm_head"])).double()[tokens] @ guessed
         every = torch.zeros(MODEL.vocab_size, dtype=torch.float64)
-        return every.index_put((torch.arange(count) + self.tensors["d2t"],), scores.softmax(-1))
+        return every.index_put((tokens,), scores.softmax(-1))
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         scale = (x.pow(2).mean(-1, keepdim=True) + self.head.layer.rms_eps).rsqrt()

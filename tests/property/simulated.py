@@ -27,6 +27,7 @@ from jaxserve.scheduler import AdmissionRule, Patience, Scheduler, Speculation
 __all__ = ["VOCAB", "Device", "Engine", "check_blocks", "make_request", "make_scheduler", "shares", "solo_run"]
 
 VOCAB = 29
+_SECONDS_PER_TOKEN = 0.1
 _MASK = (1 << 61) - 1
 
 
@@ -40,6 +41,11 @@ def _mix(digest: int, entry: int) -> int:
 
 def _next_token(layer1: Iterable[int], seed: int) -> int:
     return hash((seed, *layer1)) % VOCAB
+
+
+def _extended(layer1: Sequence[int], token: int) -> list[int]:
+    """Layer 1 with the entry of a token behind it."""
+    return [*layer1, _mix(layer1[-1], _layer0(token, len(layer1)))]
 
 
 def make_request(
@@ -125,7 +131,7 @@ class Device:
     """Simulated KV memory of ``num_blocks`` blocks, and the state of each row.
 
     ``roots`` holds per request id what its adapter contributes to layer 1, ``max_drafts`` is how many tokens it guesses
-    ahead.
+    ahead, ``max_depth`` how many of them may be right at once: all, if they are chains, fewer if they are trees.
     """
 
     num_blocks: int
@@ -134,6 +140,7 @@ class Device:
     roots: dict[str, int] = field(default_factory=dict)
     sequential_copies: bool = False
     max_drafts: int = 0
+    max_depth: int = 0
 
     def __post_init__(self) -> None:
         self.layer0 = [-1] * (self.num_blocks * self.block_size)
@@ -152,19 +159,20 @@ class Device:
         slots = [self._slots(row, start) for row, start in zip(plan.rows, starts, strict=True)]
         written = [slot for start, at in zip(starts, slots, strict=True) for slot in at[start:]]
         assert len(set(written)) == len(written), "two rows write one slot"
-        for row, start, at in zip(plan.rows, starts, slots, strict=True):
-            for position, token in enumerate(self._tokens(row), start):
-                self.layer0[at[position]] = _layer0(token, position)
-        for row, start, at in zip(plan.rows, starts, slots, strict=True):
-            entries = [self.layer0[slot] for slot in at]
-            hashes = list(accumulate(entries, _mix, initial=self.roots[row.request_id]))[1:]
-            for position in range(start, len(at)):
-                self.layer1[at[position]] = hashes[position]
-        tokens = tuple(self._sample(row, start, at) for row, start, at in zip(plan.rows, starts, slots, strict=True))
+        seen = [self._seen(row, start, at) for row, start, at in zip(plan.rows, starts, slots, strict=True)]
+        for row, start, at, sees in zip(plan.rows, starts, slots, seen, strict=True):
+            for slot, token, before in zip(at[start:], self._tokens(row), sees, strict=True):
+                self.layer0[slot] = _layer0(token, len(before) - 1)  # a node's position is its depth
+        for row, start, at, sees in zip(plan.rows, starts, slots, seen, strict=True):
+            for slot, before in zip(at[start:], sees, strict=True):
+                entries = (self.layer0[other] for other in before)
+                self.layer1[slot] = list(accumulate(entries, _mix, initial=self.roots[row.request_id]))[-1]
+        rows = list(zip(plan.rows, slots, seen, strict=True))
+        tokens = tuple(self._sample(row, start, at, sees) for start, (row, at, sees) in zip(starts, rows, strict=True))
         return StepResult(
             tokens=tokens,
             logprobs=(None,) * len(plan.rows),
-            drafts=tuple(self._propose(row, at) for row, at in zip(plan.rows, slots, strict=True)),
+            drafts=tuple(self._propose(row, at) if plan.proposes else NO_DRAFTS for row, at, _ in rows),
         )
 
     def _copy(self, plan: StepPlan) -> None:
@@ -203,39 +211,67 @@ class Device:
         assert len(row.block_ids) * size >= row.start + row.num_tokens, "the block table does not cover the tokens"
         return [row.block_ids[at // size] * size + at % size for at in range(start + row.num_tokens)]
 
+    def _parent(self, row: RowPlan, node: int) -> int:
+        """The node that a draft follows; one that is not there follows the newest token."""
+        parents = self.drafts[row.row].parents
+        return parents[node - 1] if 0 < node <= len(parents) else 0
+
+    def _seen(self, row: RowPlan, start: int, slots: list[int]) -> list[list[int]]:
+        """The slots that each token of the row reads: those before it, and of drafts its path only."""
+        newest = start + len(row.tokens)
+        seen = [slots[: at + 1] for at in range(start, newest)]
+        for node in range(1, 1 + row.num_drafts):
+            seen.append([*seen[len(row.tokens) - 1 + self._parent(row, node)], slots[newest - 1 + node]])
+        return seen
+
     def _tokens(self, row: RowPlan) -> list[int]:
         """Token ids of the row, and of its drafts (-1 for one that is not there)."""
         drafts = (*self.drafts[row.row].tokens, *[-1] * row.num_drafts)[: row.num_drafts]
         return [*(self.last_token[row.row] if token == DEVICE_TOKEN else token for token in row.tokens), *drafts]
 
-    def _sample(self, row: RowPlan, start: int, slots: list[int]) -> tuple[int, ...]:
-        """What is sampled after the newest token, and after each draft for as long as they are right."""
+    def _sample(self, row: RowPlan, start: int, slots: list[int], seen: list[list[int]]) -> tuple[int, ...]:
+        """What is sampled after the newest token, and after each right draft; the KV of these moves together."""
         self.lengths[row.row] = start + len(row.tokens)
         if not row.samples:
             assert row.num_drafts == 0
             return ()
-        tokens = []
-        for draft in (*self._tokens(row)[len(row.tokens) :], None):
-            at = self.lengths[row.row]
-            tokens.append(_next_token((self.layer1[slot] for slot in slots[:at]), row.seed))
-            if tokens[-1] != draft:
+        tokens, node, drafts = [], 0, self._tokens(row)[len(row.tokens) :]
+        sees = seen[len(row.tokens) - 1 :]
+        while True:
+            tokens.append(_next_token((self.layer1[slot] for slot in sees[node]), row.seed))
+            right = [n for n, d in enumerate(drafts, 1) if self._parent(row, n) == node and d == tokens[-1]]
+            if not right:
                 break
-            self.lengths[row.row] += 1
+            (node,) = right
+        kept = [(self.layer0[slot], self.layer1[slot]) for slot in sees[node]]
+        for slot, values in zip(slots, kept, strict=False):
+            self.layer0[slot], self.layer1[slot] = values
+        self.lengths[row.row] = len(kept)
         self.last_token[row.row] = tokens[-1]
         return tuple(tokens)
 
     def _propose(self, row: RowPlan, slots: list[int]) -> Drafts:
-        """Up to ``max_drafts`` guesses of what follows, some of them wrong."""
+        """Up to ``max_drafts`` guesses of what follows, some of them wrong; siblings are distinct."""
         if not row.samples or not self.max_drafts:
             return NO_DRAFTS
         layer1 = [self.layer1[slot] for slot in slots[: self.lengths[row.row]]]
         rng = Random(repr((row.request_id, len(layer1))))
-        token, guesses = self.last_token[row.row], []
+        nodes = [_extended(layer1, self.last_token[row.row])]
+        guesses: list[int] = []
+        parents: list[int] = []
         for _ in range(rng.randint(0, self.max_drafts)):
-            layer1.append(_mix(layer1[-1], _layer0(token, len(layer1))))
-            token = _next_token(layer1, row.seed) if rng.random() < 0.7 else rng.randrange(VOCAB)
+            deepest = len(layer1) + self.max_depth
+            parent = len(guesses)
+            if self.max_depth < self.max_drafts:
+                parent = rng.choice([node for node, path in enumerate(nodes) if len(path) <= deepest])
+            siblings = {token for token, other in zip(guesses, parents, strict=True) if other == parent}
+            token = _next_token(nodes[parent], row.seed)
+            if token in siblings or rng.random() > 0.7:
+                token = rng.choice([other for other in range(VOCAB) if other not in siblings])
             guesses.append(token)
-        self.drafts[row.row] = Drafts(tuple(guesses), tuple(range(len(guesses))))
+            parents.append(parent)
+            nodes.append(_extended(nodes[parent], token))
+        self.drafts[row.row] = Drafts(tuple(guesses), tuple(parents))
         return self.drafts[row.row]
 
 
@@ -259,6 +295,7 @@ class Engine:
             max_rows,
             sequential_copies=sequential_copies,
             max_drafts=max_drafts,
+            max_depth=scheduler.speculation.max_depth,
         )
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, TokenEvent] = {}
@@ -291,7 +328,12 @@ class Engine:
         if plan:
             self._in_flight.append((plan, self.device.run(plan)))
         while len(self._in_flight) > (1 if self._overlap and plan else 0):
-            self._receive(self.scheduler.update(*self._in_flight.popleft()))
+            settled, result = self._in_flight.popleft()
+            if all(len(row.tokens) == 1 for row in settled.rows):
+                self.scheduler.speculation.note_step(
+                    settled.num_tokens, 1 + _SECONDS_PER_TOKEN * settled.num_tokens, proposes=settled.proposes
+                )
+            self._receive(self.scheduler.update(settled, result))
         return plan
 
     def run(self, max_steps: int = 1000) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.request import FinishReason, Request
-from jaxserve.scheduler import FixedSpeculation, Patience
+from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, Patience, Speculation
 from tests.property.simulated import Engine, check_blocks, make_request, make_scheduler, solo_run
 
 
@@ -47,18 +47,28 @@ class Mix:
     policy: str
     max_overtakes: int
     drafts: int
+    depth: int | None
+    adaptive: bool
     arrivals: tuple[Arrival, ...]
 
 
 class SomeDrafts(FixedSpeculation):
     """Wants another number of drafts each time, whether they are there or not."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self, most: int, max_depth: int | None) -> None:
+        super().__init__(most, max_depth=max_depth)
         self._random = Random(most)
 
     def choose(self, requests: Sequence[Request], num_others: int) -> Mapping[str, int]:
         return {request.id: self._random.randint(0, self._num_drafts) for request in requests}
+
+
+def speculation_of(mix: Mix) -> Speculation:
+    """A policy of chains, or of trees of a depth."""
+    depth = None if mix.depth is None else min(mix.depth, mix.drafts)
+    if not mix.adaptive or not mix.drafts:
+        return SomeDrafts(mix.drafts, depth)
+    return AdaptiveSpeculation(mix.drafts, pad=lambda tokens, rows: tokens, max_depth=depth)
 
 
 def small(low: int, high: int) -> st.SearchStrategy[int]:
@@ -91,7 +101,9 @@ MIXES = st.builds(
     sequential_copies=st.booleans(),
     policy=st.sampled_from(("fcfs", "priority")),
     max_overtakes=st.sampled_from((0, 2, 16)),
-    drafts=st.sampled_from((0, 0, 1, 3, 5)),
+    drafts=st.sampled_from((0, 0, 1, 3, 5, 8)),
+    depth=st.sampled_from((None, None, 1, 2, 4)),
+    adaptive=st.booleans(),
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=7).map(tuple),
 )
 
@@ -130,7 +142,7 @@ def engine_for(mix: Mix, requests: list[Request]) -> Engine:
         budget=mix.budget if mix.chunked else max(mix.budget, 32),
         max_num_seqs=mix.max_num_seqs,
         caching=mix.caching,
-        speculation=SomeDrafts(mix.drafts),
+        speculation=speculation_of(mix),
         patience=Patience(mix.max_overtakes, max_seconds=1e9),
         long_prefill_token_threshold=mix.threshold,
         enable_chunked_prefill=mix.chunked,

@@ -12,6 +12,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.models import ModelConfig
 from jaxserve.runner import KVSize, check_room, fit_blocks, fit_context
 from jaxserve.runner.memory import block_bytes
+from jaxserve.speculative import DraftModelProposer, NoProposer, SuffixProposer
 
 MODEL = ModelConfig(
     family="llama",
@@ -57,10 +58,23 @@ def test_too_little_memory_is_told_in_bytes() -> None:
 def test_what_an_engine_keeps_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     state = 33 * 100 * (2 + 4) + 33 * 4 * 4
     monkeypatch.setattr("jaxserve.runner.memory._free_ram", lambda: 10 * PER_BLOCK + state)
-    check_room(KVSize(10, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, 32)
+    check_room(KVSize(10, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, 32, NoProposer(), 512)
     for blocks, rows in ((11, 32), (10, 33)):
         with pytest.raises(ConfigError, match=rf"{blocks} KV blocks .*--num-gpu.* {rows} sequences \(--max-num-seqs\)"):
-            check_room(KVSize(blocks, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, rows)
+            check_room(KVSize(blocks, PER_BLOCK, "--num-gpu-blocks-override"), MODEL, rows, NoProposer(), 512)
+
+
+def test_what_a_proposer_keeps_counts_but_for_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, state = KVSize(10, PER_BLOCK, "--num-gpu-blocks-override"), 33 * 100 * (2 + 4) + 33 * 4 * 4
+    history, corpus = 33 * 512 * 4, (1000 + 1 + 33) * 4
+    for proposer, more in (
+        (SuffixProposer(3, 4, 2, corpus_size=1000), history + corpus),
+        (DraftModelProposer(3, MODEL, "float32", "reference"), history + 33 * 4),
+    ):
+        monkeypatch.setattr("jaxserve.runner.memory._free_ram", lambda more=more: 10 * PER_BLOCK + state + more)
+        check_room(blocks, MODEL, 32, proposer, 512)
+        with pytest.raises(ConfigError, match="no room"):
+            check_room(blocks, MODEL, 32, proposer, 513)
 
 
 def test_the_context_is_what_model_and_cache_allow() -> None:

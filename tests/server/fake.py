@@ -110,6 +110,7 @@ class FakeEngine:
             while not ended:
                 await asyncio.sleep(self.seconds_per_token)
                 self.check_health()
+                times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
                 times.first_token_at = times.first_token_at or time.monotonic()
                 ended = all(c.finish_reason for c in completions)

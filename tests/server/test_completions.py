@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxserve.config import EngineConfig
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.schema import ChatRequest, CompletionRequest
 from tests.server.fake import SCRIPT, FakeEngine
@@ -115,6 +116,19 @@ async def test_usage_chunk_comes_last_and_has_no_choices(client: httpx.AsyncClie
     assert got[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert all(event["usage"] is None for event in got[:-1])
     assert "usage" not in (await events(client, prompt="abc"))[0]
+
+
+async def test_usage_tells_of_drafts_where_the_engine_speculates(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    assert "completion_tokens_details" not in (await post(client, prompt="x"))["usage"]
+    engine.config = EngineConfig.from_flat({"spec_method": "ngram"})
+    wanted = {
+        "accepted_prediction_tokens": 8,
+        "rejected_prediction_tokens": 8,
+        "accepted_prediction_tokens_per_position": [8],
+    }
+    assert (await post(client, prompt=["x", "y"], max_tokens=4))["usage"]["completion_tokens_details"] == wanted
+    got = await events(client, prompt=["x", "y"], max_tokens=4, stream_options={"include_usage": True})
+    assert got[-1]["usage"]["completion_tokens_details"] == wanted
 
 
 async def test_continuous_usage_counts_up(client: httpx.AsyncClient) -> None:
