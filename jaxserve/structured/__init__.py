@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.structured.constraints import All, AllowedTokens, BadWords, MinTokens, make_constraint
+from jaxserve.structured.grammar import Grammar, Grammars, Vocabulary
 from jaxserve.structured.masks import all_tokens, num_words, pack, step_mask
 from jaxserve.structured.protocol import Constraint
 
@@ -11,7 +12,10 @@ __all__ = [
     "AllowedTokens",
     "BadWords",
     "Constraint",
+    "Grammar",
+    "Grammars",
     "MinTokens",
+    "Vocabulary",
     "all_tokens",
     "make_constraint",
     "num_words",

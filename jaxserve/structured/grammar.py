@@ -1,0 +1,332 @@
+"""Grammars over llguidance: JSON schemas, regular expressions, choices and context-free grammars as a constraint.
+
+A grammar is compiled once, in a thread of its own, and kept; each request gets a copy of the compiled state, which
+costs microseconds. llguidance bounds the work of compiling and of each mask by counting it ("fuel"), so that nothing
+hangs for long in a hostile grammar; who waits for one gives up after a time limit anyway.
+
+The vocabulary is handed over as bytes per token. Special tokens stand for themselves and match no text; those that end
+a sequence are legal where the grammar may end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from threading import Lock
+from typing import Any, TypeVar
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.errors import RequestError
+from jaxserve.sampling_params import StructuredOutputsParams
+from jaxserve.structured.checks import check_regex, closed, patterns
+
+__all__ = ["Grammar", "GrammarConstraint", "Grammars", "Vocabulary"]
+
+_COMPILE_SECONDS = 5.0
+_MAX_KEPT = 128
+_WHITESPACE = r"[ \n\t\r]{0,20}"
+_THREADS = 2
+_STACK_BYTES = 2**28
+
+_T = TypeVar("_T")
+_stack_size = Lock()  # a setting of the whole process
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What tokens stand for.
+
+    Attributes:
+        tokens: bytes that each token [V] adds to a text; none for ids that are not in use.
+        special_ids: tokens that do not stand for text.
+        eos_ids: tokens that end a text.
+        encode: token ids of a text, as the model was trained to see it.
+    """
+
+    tokens: Sequence[bytes]
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+    encode: Callable[[str], Sequence[int]]
+
+
+class GrammarConstraint:
+    """Where one output stands in its grammar.
+
+    Tokens after the grammar's end, or after one that it does not know, are counted but not followed; then nothing is
+    legal, and whoever holds this lets the output end.
+
+    Attributes:
+        error: why the grammar cannot be followed any further (a limit was reached), None while it can.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+        self._beyond = 0
+        self.error: str | None = None
+
+    def mask(self, bits: NDArray[np.uint32]) -> None:
+        if self._beyond or self.error:
+            bits[:] = 0
+            return
+        legal = np.zeros_like(bits)
+        self._matcher.unsafe_compute_mask_ptr(legal.ctypes.data, legal.nbytes)
+        if self._matcher.is_error():
+            self.error = _reason(self._matcher)
+        bits &= legal
+
+    def advance(self, tokens: tuple[int, ...]) -> None:
+        for token in tokens:
+            # An illegal token would put the matcher into a state from which there is no way back.
+            followed = not (self._beyond or self.error) and self._matcher.validate_tokens([token]) == 1
+            if not followed or self._matcher.try_consume_tokens([token]) != 1:
+                self._beyond += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        beyond = min(num_tokens, self._beyond)
+        self._beyond -= beyond
+        if num_tokens > beyond and self.error is None:
+            self._matcher.rollback(num_tokens - beyond)
+
+
+class Grammar:
+    """A compiled grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+        self._lock = Lock()
+
+    def constraint(self) -> GrammarConstraint:
+        """The state of a new output."""
+        with self._lock:
+            return GrammarConstraint(self._matcher.deep_copy())
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary, and keeps them; may be used from several threads.
+
+    Args:
+        vocabulary: makes it when the first grammar needs it, which takes a second for a large one.
+        compile_seconds: how long a request waits for its grammar.
+        limits: of the work for one grammar and one mask.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        *,
+        compile_seconds: float = _COMPILE_SECONDS,
+        limits: llguidance.LLParserLimits | None = None,
+    ) -> None:
+        self._make_vocabulary = vocabulary
+        self._compile_seconds = compile_seconds
+        self._limits = limits or llguidance.LLParserLimits(verbose_errors=False)
+        self._kept: OrderedDict[tuple[Any, ...], Future[Grammar]] = OrderedDict()
+        self._lock = Lock()
+        self._preparing = Lock()
+        self._prepared: tuple[Vocabulary, llguidance.LLTokenizer | None] | None = None
+
+    def compile(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
+        """The grammar, when it is ready; its exception is a RequestError for one that is invalid or too complex."""
+        key = _key(wanted)
+        with self._lock:
+            future = self._kept.get(key)
+            if future is None:
+                future = self._kept[key] = self._submit(self._compile, wanted)
+                if len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+        future.add_done_callback(partial(self._forget_failure, key))
+        return future
+
+    def get(self, wanted: StructuredOutputsParams) -> Grammar:
+        """The grammar; waits for it. RequestError: it is invalid, too complex, or not ready within the time limit."""
+        try:
+            return self.compile(wanted).result(self._compile_seconds)
+        except TimeoutError:
+            raise self._late(wanted) from None
+
+    async def ready(self, wanted: StructuredOutputsParams | None) -> None:
+        """Wait without blocking until ``get`` will not. RequestError: as there."""
+        if wanted is None:
+            return
+        compiling = asyncio.wrap_future(self.compile(wanted))
+        # Somebody may have gone by the time it fails: then nobody is to be told.
+        compiling.add_done_callback(lambda future: future.cancelled() or future.exception())
+        await asyncio.wait({compiling}, timeout=self._compile_seconds)
+        if not compiling.done():
+            raise self._late(wanted)
+        compiling.result()
+
+    def warm(self) -> None:
+        """Begin to prepare for the vocabulary, so that the first grammar need not wait for that."""
+        self._submit(self._tokenizer)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxserve-grammar")
+
+    def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+        # llguidance recurses along chains of rules and references: in a thread of usual size, a long one ends the
+        # process. The executor makes its threads in ``submit``.
+        with _stack_size:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                return self._pool.submit(function, *args)
+            finally:
+                threading.stack_size(before)
+
+    def _tokenizer(self) -> tuple[Vocabulary, llguidance.LLTokenizer | None]:
+        """The vocabulary, and what llguidance makes of it; None without a token that ends a text."""
+        with self._preparing:
+            if self._prepared is None:
+                vocabulary = self._make_vocabulary()
+                eos = list(vocabulary.eos_ids)
+                made = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=eos) if eos else None
+                self._prepared = vocabulary, made
+            return self._prepared
+
+    def _forget_failure(self, key: tuple[Any, ...], future: Future[Grammar]) -> None:
+        if future.exception() is not None:
+            with self._lock:
+                self._kept.pop(key, None)
+
+    def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
+        vocabulary, tokenizer = self._tokenizer()
+        if tokenizer is None:
+            raise RequestError(
+                "structured_outputs needs a model with an end-of-sequence token; this one has none.",
+                "structured_outputs",
+            )
+        source = _source(wanted, vocabulary)
+        matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            # The first mask builds most of the automaton: better here than on the engine's thread.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _refusal(wanted.kind, _reason(matcher))
+        return Grammar(matcher)
+
+    def _late(self, wanted: StructuredOutputsParams) -> RequestError:
+        limit = f"{self._compile_seconds:g} seconds"
+        return _refusal(wanted.kind, f"it was not compiled within {limit}, which is the limit")
+
+
+class _Tokens(llguidance.TokenizerWrapper):
+    """A vocabulary in the form that llguidance reads. It calls this from Rust, where an exception is a panic."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
+        self.tokens = vocabulary.tokens
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.special_token_ids = sorted(vocabulary.special_ids | set(vocabulary.eos_ids))
+        self._encode = vocabulary.encode
+
+    def __call__(self, forced: str) -> list[int]:
+        """Token ids of a text that the grammar forces."""
+        ids, text = list(self._encode(forced)), forced.encode()
+        if b"".join(self.tokens[token] for token in ids) == text:
+            return ids
+        # SentencePiece begins a text with a space, which is none that the grammar knows: the longest tokens, then.
+        ids = []
+        while text:
+            size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._by_bytes), 0)
+            if not size:
+                break  # the vocabulary has no token for this byte
+            ids.append(self._by_bytes[text[:size]])
+            text = text[size:]
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {piece: token for token, piece in enumerate(self.tokens) if piece and token not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes), default=0)
+
+
+def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
+    """The grammar as llguidance's object, without what comes before."""
+    match wanted.kind:
+        case "json" | "json_object":
+            schema = wanted.json if wanted.json is not None else {"type": "object"}
+            return {"json_schema": _settled(schema, wanted)}
+        case "choice":
+            return {"lark_grammar": f"start: {' | '.join(map(_literal, wanted.choice or ()))}"}
+        case "regex":
+            check_regex(wanted.text, "regex")
+            made = json.loads(llguidance.LLMatcher.grammar_from_regex(wanted.text))
+            return dict(made["grammars"][0])
+    try:
+        lark = llguidance.grammar_from("grammar", wanted.text)
+    except (ValueError, RecursionError) as error:
+        raise _refusal("grammar", str(error)) from None
+    return {"lark_grammar": lark}
+
+
+def _settled(schema: Any, wanted: StructuredOutputsParams) -> Any:
+    """The schema with what the request says of whitespace and further properties."""
+    try:
+        for pattern in patterns(schema):
+            check_regex(pattern, "json")
+        schema = closed(schema) if wanted.disable_additional_properties else schema
+    except RecursionError:
+        raise _refusal("json", "it nests too deeply") from None
+    if not isinstance(schema, dict) or "x-guidance" in schema:
+        return schema
+    if wanted.disable_any_whitespace:
+        return {**schema, "x-guidance": {"whitespace_flexible": False}}
+    if wanted.whitespace_pattern is not None:
+        check_regex(wanted.whitespace_pattern, "whitespace_pattern")
+    return {**schema, "x-guidance": {"whitespace_pattern": wanted.whitespace_pattern or _WHITESPACE}}
+
+
+def _source(wanted: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
+    body = _body(wanted)
+    if wanted.reasoning is None:
+        return json.dumps({"grammars": [body]})
+    before = _free_text(*wanted.reasoning, vocabulary)
+    return json.dumps({"grammars": [{"lark_grammar": before}, {**body, "name": "body"}]})
+
+
+def _free_text(start: str, end: str, vocabulary: Vocabulary) -> str:
+    """A grammar for free text before ``@body``; its marks may be tokens that are no text."""
+    special = {vocabulary.tokens[token]: token for token in vocabulary.special_ids}
+    opening, closing = special.get(start.encode()), special.get(end.encode())
+    first = "" if not start else _literal(start) if opening is None else f"<[{opening}]>"
+    text = f"{first} TEXT <[{closing}]>" if closing is not None else f"{first} text"
+    optional = f"({text} SPACE)?" if start else f"{text} SPACE"
+    rule = "TEXT: /(.|\\n)*/" if closing is not None else f"text[suffix={_literal(end)}]: /(.|\\n)*/"
+    return f"start: {optional} @body\nSPACE: /[ \\n\\t\\r]*/\n{rule}\n"
+
+
+def _literal(text: str) -> str:
+    # JSON's strings are Lark's, but for DEL, which JSON leaves as it is.
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _key(wanted: StructuredOutputsParams) -> tuple[Any, ...]:
+    settings = (wanted.disable_any_whitespace, wanted.disable_additional_properties, wanted.whitespace_pattern)
+    return wanted.kind, wanted.text, settings, wanted.reasoning
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The line of llguidance's message that says what is wrong; others repeat the grammar, which may be long."""
+    lines = [line.strip() for line in matcher.get_error().removesuffix("<non-verbose/>").splitlines()]
+    named = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    return (named or next(filter(None, lines), "unknown reason"))[:300]
+
+
+def _refusal(kind: str, why: str) -> RequestError:
+    return RequestError(f"structured_outputs.{kind} cannot be used: {why.rstrip('.')}.", "structured_outputs")
