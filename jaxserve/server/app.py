@@ -13,6 +13,7 @@ from jaxserve.server import chat, completions, models, operations
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
+from jaxserve.server.turns import Turns
 
 __all__ = ["create_app"]
 
@@ -26,7 +27,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             *operations.routes(engine, metrics),
             *models.routes(served),
             *completions.routes(engine, served, metrics),
-            *chat.routes(engine, served, metrics),
+            *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config)),
         ],
         middleware=[
             Middleware(RequestId),

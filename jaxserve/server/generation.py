@@ -21,6 +21,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import GenerationRequest, StreamOptions
+from jaxserve.server.structure import renamed
 
 __all__ = ["Answer", "Job", "Usage"]
 
@@ -37,6 +38,7 @@ class Job:
         prompts: texts or token ids; each becomes one engine request.
         params: sampling parameters of all of them.
         body: the request as it came.
+        structure_field: the field of the request that asks for the output's form.
     """
 
     id: str
@@ -44,6 +46,7 @@ class Job:
     prompts: Sequence[str | list[int]]
     params: SamplingParams
     body: GenerationRequest
+    structure_field: str = "structured_outputs"
 
 
 @dataclass
@@ -153,9 +156,9 @@ class Answer(ABC):
                         _check_ends(result)
                         yield result
                 except RequestError as error:
-                    if error.param != "prompt":
-                        raise
-                    raise RequestError(str(error), self.prompt_param) from error
+                    if error.param == "prompt":
+                        raise RequestError(str(error), self.prompt_param) from error
+                    raise renamed(error, job.structure_field) from error
 
 
 def _check_ends(result: RequestOutput) -> None:

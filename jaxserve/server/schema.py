@@ -15,6 +15,8 @@ from jaxserve.errors import RequestError
 from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, strip
 from jaxserve.server.messages import Message
+from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
+from jaxserve.server.tools import Tool, ToolChoice
 
 __all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
 
@@ -70,6 +72,14 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """The request in ``body``. RequestError: a parameter is unknown, unsupported, or of the wrong type."""
@@ -83,8 +93,14 @@ class GenerationRequest(BaseModel):
 
     def sampling(self, **settings: Any) -> SamplingParams:
         """The sampling parameters of the body, with ``settings`` instead of or beside its own."""
-        given = {name: getattr(self, name) for name in SamplingParams.names() & type(self).model_fields.keys()}
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None} | settings)
+        names = SamplingParams.names() & type(self).model_fields.keys() - {"structured_outputs"}
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return SamplingParams(**given | settings)
+
+    def structure(self) -> Structure:
+        """The form that the output must have. RequestError: it is not valid, or there are two."""
+        guided = {name: value for name in GUIDED if (value := getattr(self, name)) is not None}
+        return Structure(self.response_format, self.structured_outputs, guided, self.guided_whitespace_pattern)
 
     @property
     def num_choices(self) -> int:
@@ -142,6 +158,10 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, min_length=1)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -157,7 +177,19 @@ class ChatRequest(GenerationRequest):
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other.", "add_generation_prompt"
             )
+        _check_tools(request)
         return request
+
+
+def _check_tools(request: ChatRequest) -> None:
+    names = [tool.function.name for tool in request.tools or ()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"tools holds two functions of the name {twice!r}.", "tools")
+    choice = request.tool_choice
+    if not names and choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice needs tools to choose from.", "tool_choice")
+    if isinstance(choice, dict) and choice["name"] not in names:
+        raise RequestError(f"tool_choice names {choice['name']!r}, which is none of the tools.", "tool_choice")
 
 
 def _explain(error: ValidationError) -> RequestError:

@@ -6,6 +6,7 @@ from jaxserve.structured.constraints import All, AllowedTokens, BadWords, MinTok
 from jaxserve.structured.grammar import Grammar, Grammars, Vocabulary
 from jaxserve.structured.masks import all_tokens, num_words, pack, step_mask
 from jaxserve.structured.protocol import Constraint
+from jaxserve.structured.tools import calls_structure
 
 __all__ = [
     "All",
@@ -17,6 +18,7 @@ __all__ = [
     "MinTokens",
     "Vocabulary",
     "all_tokens",
+    "calls_structure",
     "make_constraint",
     "num_words",
     "pack",

@@ -29,7 +29,7 @@ from jaxserve.errors import RequestError
 from jaxserve.sampling_params import StructuredOutputsParams
 from jaxserve.structured.checks import check_regex, closed, patterns
 
-__all__ = ["Grammar", "GrammarConstraint", "Grammars", "Vocabulary"]
+__all__ = ["Grammar", "GrammarConstraint", "Grammars", "Vocabulary", "literal", "settled"]
 
 _COMPILE_SECONDS = 5.0
 _MAX_KEPT = 128
@@ -261,13 +261,15 @@ def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
     match wanted.kind:
         case "json" | "json_object":
             schema = wanted.json if wanted.json is not None else {"type": "object"}
-            return {"json_schema": _settled(schema, wanted)}
+            return {"json_schema": settled(schema, wanted)}
         case "choice":
-            return {"lark_grammar": f"start: {' | '.join(map(_literal, wanted.choice or ()))}"}
+            return {"lark_grammar": f"start: {' | '.join(map(literal, wanted.choice or ()))}"}
         case "regex":
             check_regex(wanted.text, "regex")
             made = json.loads(llguidance.LLMatcher.grammar_from_regex(wanted.text))
             return dict(made["grammars"][0])
+    if wanted.text.lstrip().startswith("start:"):
+        return {"lark_grammar": wanted.text}
     try:
         lark = llguidance.grammar_from("grammar", wanted.text)
     except (ValueError, RecursionError) as error:
@@ -275,7 +277,7 @@ def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
     return {"lark_grammar": lark}
 
 
-def _settled(schema: Any, wanted: StructuredOutputsParams) -> Any:
+def settled(schema: Any, wanted: StructuredOutputsParams) -> Any:
     """The schema with what the request says of whitespace and further properties."""
     try:
         for pattern in patterns(schema):
@@ -304,14 +306,15 @@ def _free_text(start: str, end: str, vocabulary: Vocabulary) -> str:
     """A grammar for free text before ``@body``; its marks may be tokens that are no text."""
     special = {vocabulary.tokens[token]: token for token in vocabulary.special_ids}
     opening, closing = special.get(start.encode()), special.get(end.encode())
-    first = "" if not start else _literal(start) if opening is None else f"<[{opening}]>"
+    first = "" if not start else literal(start) if opening is None else f"<[{opening}]>"
     text = f"{first} TEXT <[{closing}]>" if closing is not None else f"{first} text"
     optional = f"({text} SPACE)?" if start else f"{text} SPACE"
-    rule = "TEXT: /(.|\\n)*/" if closing is not None else f"text[suffix={_literal(end)}]: /(.|\\n)*/"
+    rule = "TEXT: /(.|\\n)*/" if closing is not None else f"text[suffix={literal(end)}]: /(.|\\n)*/"
     return f"start: {optional} @body\nSPACE: /[ \\n\\t\\r]*/\n{rule}\n"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
     # JSON's strings are Lark's, but for DEL, which JSON leaves as it is.
     return json.dumps(text).replace("\x7f", "\\u007f")
 

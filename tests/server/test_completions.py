@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxserve.server.schema import ChatRequest, CompletionRequest
 from tests.server.fake import SCRIPT, FakeEngine
 
@@ -166,10 +166,12 @@ async def test_every_sampling_parameter_arrives(client: httpx.AsyncClient, engin
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     }
+    given["structured_outputs"] = {"regex": "a"}
     assert given.keys() == SamplingParams.names()
+    expected = {**given, "logit_bias": {5: 1.0}, "structured_outputs": StructuredOutputsParams(regex="a")}
     await post(client, prompt="x", cache_salt="salt", **given)
     (submitted,) = engine.submitted
-    assert submitted["params"] == SamplingParams(**{**given, "logit_bias": {5: 1.0}})  # type: ignore[arg-type]
+    assert submitted["params"] == SamplingParams(**expected)  # type: ignore[arg-type]
     assert submitted["cache_salt"] == "salt"
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -121,12 +122,26 @@ async def test_content_type_and_size(client: httpx.AsyncClient) -> None:
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"priority": 1}, "priority"),
         ({"cache_salt": 5}, "cache_salt"),
-        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
-        ({"response_format": {"type": "nope"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "nope"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "[a-"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "x"}}, "structured_outputs"),
+        ({"guided_regex": "x", "structured_outputs": {"regex": "x"}}, "guided_regex"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"structured_outputs": {"regex": "[a-"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regx": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"reasoning": ["", "x"], "regex": "x"}}, "structured_outputs"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"temprature": 1}, "temprature"),
@@ -183,8 +198,16 @@ async def test_bad_completions(
     ("fields", "param"),
     [
         ({"tools": []}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "browser"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools.0.function.parameters"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "guided_regex": "x", "tool_choice": "required"}, "guided_regex"),
         ({"functions": []}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),

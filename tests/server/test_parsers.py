@@ -32,7 +32,7 @@ def parse(pieces: list[str], tools: str | None = None, reasoning: str | None = N
     )
     thought, content = "", ""
     calls: list[tuple[str | None, str]] = []
-    for piece in [*map(parser.push, pieces), parser.finish()]:
+    for piece in [*map(parser.push, pieces), parser.push("", last=True)]:
         thought, content = thought + piece.reasoning, content + piece.content
         for call in piece.calls:
             if call.name is not None:
@@ -165,7 +165,7 @@ def test_nothing_is_held_back_without_need() -> None:
         " <tool_cx",
         "",
     ]
-    assert parser.finish().content == " \n"
+    assert parser.push("", last=True).content == " \n"
     parser = OutputParser(None, TOOL_PARSERS["hermes"].parse, TOOLS)
     parser.push('<tool_call>{"name": "f", "arguments": ')
     pieces = [parser.push(text).calls for text in ('{"s"', ': "lo', "ng", '", ', '"a": 1', "}")]

@@ -53,16 +53,15 @@ class OutputParser:
         self._max_calls = max_calls
         self.num_calls = 0
 
-    def push(self, text: str) -> Piece:
-        """Take more text; what is certain now."""
+    def push(self, text: str, *, last: bool = False) -> Piece:
+        """Take more text, maybe the last; what is certain now."""
         events = [Event("content", text)] if self._reasoning is None else self._reasoning.push(text)
-        return self._piece(self._find_calls(events))
-
-    def finish(self) -> Piece:
-        """There is no more text; what is left."""
-        events = [] if self._reasoning is None else self._reasoning.finish()
+        if last and self._reasoning is not None:
+            events += self._reasoning.finish()
         events = self._find_calls(events)
-        return self._piece(events if self._calls is None else [*events, *self._calls.finish()])
+        if last and self._calls is not None:
+            events += self._calls.finish()
+        return self._piece(events)
 
     def _find_calls(self, events: list[Event]) -> list[Event]:
         if self._calls is None:
