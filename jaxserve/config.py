@@ -169,6 +169,9 @@ class ServerConfig:
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: tuple[str, ...] = _flag((), "Names under which the model is served; by default its own.")
     api_key: tuple[str, ...] = _flag((), "Keys of which a client must send one; none leaves the server open.")
+    strict_params: bool = _flag(
+        False, "Refuse parameters that nobody knows; without it the header x-jaxserve-ignored names them."
+    )
     enable_auto_tool_choice: bool = _flag(True, "Let models call tools of their own accord; off refuses such requests.")
     tool_call_parser: str = _flag(
         "auto",

@@ -26,8 +26,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         routes=[
             *operations.routes(engine, metrics),
             *models.routes(served),
-            *completions.routes(engine, served, metrics),
-            *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config)),
+            *completions.routes(engine, served, metrics, strict=config.strict_params),
+            *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config), strict=config.strict_params),
         ],
         middleware=[
             Middleware(RequestId),

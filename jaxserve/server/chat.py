@@ -35,18 +35,20 @@ _TEMPLATE_OWN = frozenset(
 """Names that ``chat_template_kwargs`` must leave alone: other parameters decide them."""
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns) -> list[Route]:
-    """Routes of this family."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns, *, strict: bool) -> list[Route]:
+    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
 
     async def create(request: Request) -> Response:
-        body = ChatRequest.parse(await read_object(request))
+        body = ChatRequest.parse(await read_object(request), strict=strict)
         model = models.resolve(body.model)
         turn = turns.plan(body)
         prompt = await run_in_threadpool(_prompt, engine, body, turn)
         reading = turns.read(turn, prompt)
         job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], _params(body, reading), body, turn.structure_field)
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
-        return await EventStream.open(answer.events()) if body.stream else respond(await answer.whole())
+        if body.stream:
+            return await EventStream.open(answer.events(), headers=body.headers)
+        return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
 

@@ -24,18 +24,20 @@ from jaxserve.server.sse import EventStream
 __all__ = ["routes"]
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics) -> list[Route]:
-    """Routes of this family."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bool) -> list[Route]:
+    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
 
     async def create(request: Request) -> Response:
-        body = CompletionRequest.parse(await read_object(request))
+        body = CompletionRequest.parse(await read_object(request), strict=strict)
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params)
         job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
-        return await EventStream.open(answer.events()) if body.stream else respond(await answer.whole())
+        if body.stream:
+            return await EventStream.open(answer.events(), headers=body.headers)
+        return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/completions", create, methods=["POST"])]
 

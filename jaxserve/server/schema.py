@@ -9,11 +9,11 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
-from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, strip
+from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ignored_header, strip
 from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
@@ -80,13 +80,18 @@ class GenerationRequest(BaseModel):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """The request in ``body``. RequestError: a parameter is unknown, unsupported, or of the wrong type."""
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
+        unknown."""
+        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
         try:
-            request = cls.model_validate(strip(body, cls.model_fields, cls.unsupported))
+            request = cls.model_validate(kept)
         except ValidationError as error:
             raise _explain(error) from None
+        request._ignored = ignored
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
         return request
@@ -101,6 +106,11 @@ class GenerationRequest(BaseModel):
         """The form that the output must have. RequestError: it is not valid, or there are two."""
         guided = {name: value for name in GUIDED if (value := getattr(self, name)) is not None}
         return Structure(self.response_format, self.structured_outputs, guided, self.guided_whitespace_pattern)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer that tell of the request."""
+        return ignored_header(self._ignored)
 
     @property
     def num_choices(self) -> int:
@@ -137,8 +147,8 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        request = super().parse(body)
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        request = super().parse(body, strict=strict)
         if request.best_of not in (None, request.num_choices):
             raise RequestError("best_of is not supported unless it equals n.", "best_of")
         if request.echo and request.logprobs is not None:
@@ -164,8 +174,8 @@ class ChatRequest(GenerationRequest):
     include_reasoning: bool | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        request = super().parse(body)
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        request = super().parse(body, strict=strict)
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs can only be given together with logprobs: true.", "top_logprobs")
         if request.max_completion_tokens is not None and request.max_tokens not in (

@@ -144,7 +144,6 @@ async def test_content_type_and_size(client: httpx.AsyncClient) -> None:
         ({"structured_outputs": {"reasoning": ["", "x"], "regex": "x"}}, "structured_outputs"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"temprature": 1}, "temprature"),
     ],
 )
 async def test_bad_parameters_are_named_on_both_routes(
@@ -240,9 +239,31 @@ async def test_parameters_that_ask_for_nothing_are_taken(client: httpx.AsyncClie
     assert (await client.post(COMPLETIONS, json=nothing)).status_code == 200
 
 
-async def test_unknown_parameter_names_the_nearest(client: httpx.AsyncClient) -> None:
-    error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "max_token": 1}))
-    assert error["message"] == "unknown parameter 'max_token'. Did you mean 'max_tokens'?"
+async def test_unknown_parameters_are_told_in_a_header(client: httpx.AsyncClient) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [{"role": "user", "content": "x"}]})):
+        for stream in (False, True):
+            body = {**prompt, "max_tokens": 1, "stream": stream, "temprature": 1, "new\nü": 2, "user": "me"}
+            response = await client.post(path, json=body)
+            assert response.status_code == 200
+            assert response.headers["x-jaxserve-ignored"] == "temprature, new%0A%C3%BC"
+        many = {f"x{i}": i for i in range(20)}
+        header = (await client.post(path, json={**prompt, "max_tokens": 1, **many})).headers["x-jaxserve-ignored"]
+        assert header.endswith("x15, and 4 more")
+        assert "x-jaxserve-ignored" not in (await client.post(path, json={**prompt, "max_tokens": 1})).headers
+
+
+async def test_a_strict_server_refuses_unknown_parameters_and_names_the_nearest() -> None:
+    app = create_app(FakeEngine(), ServerConfig(strict_params=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "max_token": 1}))
+        assert error["message"] == "unknown parameter 'max_token'. Did you mean 'max_tokens'?"
+        error = error_of(
+            await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "temprature": 1})
+        )
+        assert error["param"] == "temprature"
+        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "temperature" * 10**5: 1}))
+        assert "temper" in error["message"]
+        assert len(str(error)) < 300
 
 
 async def test_unknown_model_names_the_served_ones(client: httpx.AsyncClient) -> None:
@@ -253,10 +274,11 @@ async def test_unknown_model_names_the_served_ones(client: httpx.AsyncClient) ->
 
 async def test_names_of_megabytes_are_not_sent_back(client: httpx.AsyncClient) -> None:
     name = "temperature" * 10**5
-    for body, status in (({name: 1}, 400), ({"model": name}, 404)):
-        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", **body}), status)
-        assert "temper" in error["message"]
-        assert len(str(error)) < 300
+    error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "model": name}), 404)
+    assert "temper" in error["message"]
+    assert len(str(error)) < 300
+    response = await client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1, name: 1})
+    assert len(response.headers["x-jaxserve-ignored"]) == 64
 
 
 async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:
