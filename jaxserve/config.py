@@ -172,6 +172,9 @@ class ServerConfig:
     strict_params: bool = _flag(
         False, "Refuse parameters that nobody knows; without it the header x-jaxserve-ignored names them."
     )
+    trust_request_chat_template: bool = _flag(
+        False, "Let requests bring a chat template of their own, which runs in a sandbox."
+    )
     enable_auto_tool_choice: bool = _flag(True, "Let models call tools of their own accord; off refuses such requests.")
     tool_call_parser: str = _flag(
         "auto",

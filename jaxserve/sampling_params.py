@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxserve.errors import RequestError
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_N", "MAX_STOP_STRINGS", "SamplingParams", "StructuredOutputsParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64

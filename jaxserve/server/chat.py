@@ -77,6 +77,7 @@ def _prompt(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
         messages,
         add_generation_prompt=generation_prompt,
         continue_final_message=continued,
+        chat_template=body.chat_template,
         **options,
         **settings,
     )

@@ -60,7 +60,6 @@ CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
-    "chat_template": (),
     "documents": (),
     "echo": (False,),
     "function_call": ("none",),

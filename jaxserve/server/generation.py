@@ -97,13 +97,17 @@ class Answer(ABC):
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
         """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
 
+    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
+        """The completions of a finished prompt that are answered with: all of them."""
+        return result.outputs
+
     async def whole(self) -> dict[str, Any]:
         """The plain answer."""
         choices: list[dict[str, Any]] = []
         async with aclosing(self._outputs(stream=False)) as outputs:
             async for position, result in outputs:
                 self._usage.add(position, result)
-                for output in result.outputs:
+                for output in self.picked(result):
                     choices.extend(self.choices(position, result, output))
         choices.sort(key=lambda choice: int(choice["index"]))
         return {**self._envelope(self.plain_object), "choices": choices, "usage": self._usage.shown()}
@@ -128,7 +132,7 @@ class Answer(ABC):
 
     def index(self, position: int, output: CompletionOutput) -> int:
         """The number of a choice among those of all prompts."""
-        return position * self._job.params.n + output.index
+        return position * self._job.body.num_choices + output.index
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}

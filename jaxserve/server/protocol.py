@@ -28,8 +28,8 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation.
 
-        Options are ``add_generation_prompt``, ``continue_final_message``, ``tools``, and variables of the template.
-        RequestError: the template refuses the messages.
+        Options are ``add_generation_prompt``, ``continue_final_message``, ``tools``, ``chat_template``, and
+        variables of the template. RequestError: the template refuses the messages.
         """
         ...
 

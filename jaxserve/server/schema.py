@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from jaxserve.errors import RequestError
-from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from jaxserve.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ignored_header, strip
 from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
@@ -149,11 +149,20 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
         request = super().parse(body, strict=strict)
-        if request.best_of not in (None, request.num_choices):
-            raise RequestError("best_of is not supported unless it equals n.", "best_of")
+        request._check_best_of()
         if request.echo and request.logprobs is not None:
             raise RequestError("echo together with logprobs is not supported.", "echo")
         return request
+
+    def _check_best_of(self) -> None:
+        if self.best_of is None:
+            return
+        if not self.num_choices <= self.best_of <= MAX_N:
+            raise RequestError(
+                f"best_of must be an integer from n ({self.num_choices}) to {MAX_N}, got {self.best_of}.", "best_of"
+            )
+        if self.stream and self.best_of > self.num_choices:
+            raise RequestError("best_of above n cannot be streamed: the best are known at the end.", "best_of")
 
 
 class ChatRequest(GenerationRequest):
@@ -167,6 +176,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = Field(None, min_length=1)
     tool_choice: ToolChoice = None

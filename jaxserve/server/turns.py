@@ -111,6 +111,7 @@ class Turns:
     def __init__(self, tokenizer: Tokenizer, config: ServerConfig) -> None:
         template = tokenizer.chat_template or ""
         self._tokenizer = tokenizer
+        self._trusts_templates = config.trust_request_chat_template
         self._knows_tools = "tools" in template
         name: str | None = config.tool_call_parser
         if name == "auto":
@@ -124,6 +125,8 @@ class Turns:
 
     def plan(self, body: ChatRequest) -> Turn:
         """What ``body`` asks for. RequestError: it cannot be served."""
+        if body.chat_template is not None and not self._trusts_templates:
+            raise RequestError("chat_template needs a server with --trust-request-chat-template.", "chat_template")
         structure = body.structure()
         turn = Turn(
             structure=structure.params,
@@ -133,7 +136,8 @@ class Turns:
         choice = body.tool_choice or "auto"
         if not body.tools or choice == "none":
             return turn
-        turn = replace(turn, tools=body.tools, told=not self._knows_tools)
+        knows_tools = self._knows_tools if body.chat_template is None else "tools" in body.chat_template
+        turn = replace(turn, tools=body.tools, told=not knows_tools)
         if body.parallel_tool_calls is False:
             turn = replace(turn, max_calls=1)
         if structure.params is not None:

@@ -50,7 +50,7 @@ class FakeTokenizer:
             raise RequestError("the chat template refuses: no.", "messages")
         text = "".join(f"<{m['role']}>{m['content']}{m.get('tool_calls', '')}</>" for m in messages)
         text = text.removesuffix("</>") if continue_final_message else text
-        text = f"{tools}{text}" if tools else text
+        text = f"{tools or ''}{chat_template or ''}{text}"
         return self.encode(
             text + "".join(f"[{k}={v}]" for k, v in kwargs.items()) + "<assistant>" * add_generation_prompt
         )
@@ -212,6 +212,8 @@ class _Completion:
         if whole.logprobs is not None:
             delta.logprobs = [_logprobs(token, params.logprobs or 0)]
             whole.logprobs += delta.logprobs
+            # The later, the likelier: so the best are not the first.
+            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) - 1 / (1 + whole.index)
         self._text += self._decoder.decode(bytes([token]))
         cuts = [(self._text.find(stop), stop) for stop in params.stop if stop in self._text]
         shown = len(self._text)

@@ -78,6 +78,24 @@ async def test_choices_are_numbered_over_prompts_and_n(client: httpx.AsyncClient
     assert texts == [choice["text"] for choice in plain["choices"]]
 
 
+async def test_the_best_of_several(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    texts = [choice["text"] for choice in (await post(client, prompt="a", n=4, max_tokens=6))["choices"]]
+    answer = await post(client, prompt=["a", "b"], n=2, best_of=4, max_tokens=6, echo=True)
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+        (0, "a" + texts[3]),
+        (1, "a" + texts[2]),
+        (2, "b" + texts[3]),
+        (3, "b" + texts[2]),
+    ]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    assert answer["usage"]["completion_tokens"] == 2 * 4 * 6
+    (best,) = (await post(client, prompt="a", best_of=3, max_tokens=6, logprobs=1))["choices"]
+    assert best["text"] == texts[2]
+    assert len(best["logprobs"]["tokens"]) == 6
+    response = await client.post(PATH, json={"prompt": "a", "best_of": 3, "stream": True})
+    assert response.json()["error"]["param"] == "best_of"
+
+
 @pytest.mark.parametrize("extra", [{}, {"echo": True}, {"stop": "time"}, {"logprobs": 2}, {"n": 3, "logprobs": 0}])
 async def test_stream_joined_is_the_plain_answer(client: httpx.AsyncClient, extra: dict[str, Any]) -> None:
     body = {"prompt": "ď 🦙 日本", "max_tokens": 60, **extra}

@@ -180,7 +180,8 @@ async def test_bad_parameters_are_named_on_both_routes(
         ({"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}, "echo"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 129}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
     ],
 )
@@ -209,6 +210,7 @@ async def test_bad_completions(
         ({"tools": [TOOL], "guided_regex": "x", "tool_choice": "required"}, "guided_regex"),
         ({"functions": []}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"logprobs": 1}, "logprobs"),
