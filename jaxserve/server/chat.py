@@ -95,11 +95,12 @@ class _ChatAnswer(Answer):
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
         parser = self._reading.output_parser()
         piece = parser.push(output.text, last=True)
-        message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
+        only_other = not piece.content and bool(piece.calls or piece.reasoning)
+        content = None if only_other else piece.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self._reading.shows_reasoning:
             message |= _reasoning(piece.reasoning or None)
         if piece.calls:
-            message["content"] = piece.content or None
             message["tool_calls"] = [_call(call, self._reading.new_id()) for call in piece.calls]
         yield self._choice(position, output, "message", message, parser.num_calls)
 

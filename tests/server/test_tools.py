@@ -165,6 +165,10 @@ async def test_thoughts(thinking: httpx.AsyncClient, engine: FakeEngine) -> None
     assert (message["reasoning"], message["content"]) == ("Oslo.", "yes")
     engine.says = "no thought"
     assert (await ask(thinking))["message"]["reasoning"] is None
+    engine.says = "<think>for long"
+    choice = await ask(thinking, max_tokens=10)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("for", None)
+    assert choice["finish_reason"] == "length"
 
 
 async def test_a_form_begins_after_the_thought(thinking: httpx.AsyncClient, engine: FakeEngine) -> None:
