@@ -51,7 +51,7 @@ class AsyncLLM:
         self.startup_phases = started.phases
         self._engine = started.engine
         self._input = started.input_processor()
-        self._input.grammars.warm()
+        self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._count = itertools.count()

@@ -7,8 +7,8 @@ made is made certain by a grammar, in one format for all models.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.config import ServerConfig
@@ -48,6 +48,11 @@ class Turn:
     max_calls: int | None = None
     shows_reasoning: bool = True
 
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The schema of each tool's parameters."""
+        return {tool.function.name: tool.function.schema_of_arguments for tool in self.tools}
+
     def put(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Messages and options for the chat template."""
         if not self.tools:
@@ -65,14 +70,12 @@ class Reading:
         turn: what was asked.
         inside: whether they begin inside a thought; None if reasoning is not looked for.
         reasoning: the parser's name.
-        schemas: of the tools' parameters.
         keep_special: whether marks are special tokens, which are to stay in the text until they are found.
     """
 
     turn: Turn
     inside: bool | None = None
     reasoning: str = ""
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     keep_special: bool = False
 
     @property
@@ -100,7 +103,7 @@ class Reading:
         return OutputParser(
             None if self.inside is None else REASONING_PARSERS[self.reasoning].parse(self.inside),
             None if parser is None else parser.parse,
-            self.schemas,
+            self.turn.schemas,
             self.turn.max_calls,
         )
 
@@ -152,7 +155,7 @@ class Turns:
                     "tool_choice",
                 )
             return replace(turn, parser=self._parser)
-        return self._forced(turn, body, choice)
+        return self._forced(turn, choice)
 
     def read(self, turn: Turn, prompt: Sequence[int]) -> Reading:
         """How the answers to a prompt are to be read."""
@@ -161,18 +164,16 @@ class Turns:
             end = self._tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
             inside = REASONING_PARSERS[self._reasoning].begins_inside(end)
         marks = (*(turn.parser.marks if turn.parser else ()), *((START, END) if self._reasoning else ()))
-        schemas = {tool.function.name: tool.function.schema_of_arguments for tool in turn.tools}
-        return Reading(turn, inside, self._reasoning, schemas, not self._special.isdisjoint(marks))
+        return Reading(turn, inside, self._reasoning, not self._special.isdisjoint(marks))
 
-    def _forced(self, turn: Turn, body: ChatRequest, choice: Any) -> Turn:
+    def _forced(self, turn: Turn, choice: Any) -> Turn:
         id_length = self._parser.id_length if self._parser else None
-        schemas = {tool.function.name: tool.function.schema_of_arguments for tool in turn.tools}
         try:
             if choice == "required":
-                structure = calls_structure(schemas, most=turn.max_calls)
+                structure = calls_structure(turn.schemas, most=turn.max_calls)
                 parser = replace(TOOL_PARSERS["json"], id_length=id_length)
             else:
-                structure = StructuredOutputsParams(json=schemas[choice["name"]])
+                structure = StructuredOutputsParams(json=turn.schemas[choice["name"]])
                 parser = ToolParser(arguments_of(choice["name"]), id_length=id_length)
         except RequestError as error:
             raise renamed(error, "tools") from None

@@ -34,7 +34,7 @@ __all__ = ["Grammar", "GrammarConstraint", "Grammars", "Vocabulary", "literal", 
 _COMPILE_SECONDS = 5.0
 _MAX_KEPT = 128
 _WHITESPACE = r"[ \n\t\r]{0,20}"
-_THREADS = 2
+_THREADS = 4
 _STACK_BYTES = 2**28
 
 _T = TypeVar("_T")
@@ -131,11 +131,11 @@ class Grammars:
         self._limits = limits or llguidance.LLParserLimits(verbose_errors=False)
         self._kept: OrderedDict[tuple[Any, ...], Future[Grammar]] = OrderedDict()
         self._lock = Lock()
-        self._preparing = Lock()
-        self._prepared: tuple[Vocabulary, llguidance.LLTokenizer | None] | None = None
+        self._prepared: Future[tuple[Vocabulary, llguidance.LLTokenizer | None]] | None = None
 
     def compile(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
         """The grammar, when it is ready; its exception is a RequestError for one that is invalid or too complex."""
+        self.prepare()  # before all others in the queue, as they wait for it
         key = _key(wanted)
         with self._lock:
             future = self._kept.get(key)
@@ -149,6 +149,7 @@ class Grammars:
 
     def get(self, wanted: StructuredOutputsParams) -> Grammar:
         """The grammar; waits for it. RequestError: it is invalid, too complex, or not ready within the time limit."""
+        self.prepare().result()
         try:
             return self.compile(wanted).result(self._compile_seconds)
         except TimeoutError:
@@ -158,17 +159,19 @@ class Grammars:
         """Wait without blocking until ``get`` will not. RequestError: as there."""
         if wanted is None:
             return
-        compiling = asyncio.wrap_future(self.compile(wanted))
-        # Somebody may have gone by the time it fails: then nobody is to be told.
-        compiling.add_done_callback(lambda future: future.cancelled() or future.exception())
-        await asyncio.wait({compiling}, timeout=self._compile_seconds)
-        if not compiling.done():
+        await _done(self.prepare(), None)
+        if not await _done(self.compile(wanted), self._compile_seconds):
             raise self._late(wanted)
-        compiling.result()
 
-    def warm(self) -> None:
-        """Begin to prepare for the vocabulary, so that the first grammar need not wait for that."""
-        self._submit(self._tokenizer)
+    def prepare(self) -> Future[tuple[Vocabulary, llguidance.LLTokenizer | None]]:
+        """Begin to prepare for the vocabulary, which the first grammar waits for: what llguidance makes of it.
+
+        That is None without a token that ends a text.
+        """
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = self._submit(self._prepare)
+            return self._prepared
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -184,23 +187,18 @@ class Grammars:
             finally:
                 threading.stack_size(before)
 
-    def _tokenizer(self) -> tuple[Vocabulary, llguidance.LLTokenizer | None]:
-        """The vocabulary, and what llguidance makes of it; None without a token that ends a text."""
-        with self._preparing:
-            if self._prepared is None:
-                vocabulary = self._make_vocabulary()
-                eos = list(vocabulary.eos_ids)
-                made = llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=eos) if eos else None
-                self._prepared = vocabulary, made
-            return self._prepared
+    def _prepare(self) -> tuple[Vocabulary, llguidance.LLTokenizer | None]:
+        vocabulary = self._make_vocabulary()
+        eos = list(vocabulary.eos_ids)
+        return vocabulary, llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=eos) if eos else None
 
     def _forget_failure(self, key: tuple[Any, ...], future: Future[Grammar]) -> None:
-        if future.exception() is not None:
+        if future.cancelled() or future.exception() is not None:
             with self._lock:
                 self._kept.pop(key, None)
 
     def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
-        vocabulary, tokenizer = self._tokenizer()
+        vocabulary, tokenizer = self.prepare().result()
         if tokenizer is None:
             raise RequestError(
                 "structured_outputs needs a model with an end-of-sequence token; this one has none.",
@@ -254,6 +252,17 @@ class _Tokens(llguidance.TokenizerWrapper):
     @cached_property
     def _longest(self) -> int:
         return max(map(len, self._by_bytes), default=0)
+
+
+async def _done(future: Future[Any], seconds: float | None) -> bool:
+    """Wait for a future, whose exception is raised; False if it takes longer. Nothing is cancelled."""
+    waiting = asyncio.wrap_future(future)
+    # Somebody may have gone by the time it fails: then nobody is to be told.
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait({waiting}, timeout=seconds)
+    if waiting.done():
+        waiting.result()
+    return waiting.done()
 
 
 def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:

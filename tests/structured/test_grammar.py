@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jaxserve.errors import RequestError
 from jaxserve.plan import NO_DRAFTS
 from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
-from jaxserve.structured import Constraint, Grammars, Vocabulary, make_constraint, step_mask
+from jaxserve.structured import Constraint, Grammar, Grammars, Vocabulary, make_constraint, step_mask
 from tests.structured.vocabulary import EOS, SIZE, THINK, VOCABULARY, encode, text_of
 
 GRAMMARS = Grammars(lambda: VOCABULARY)
@@ -247,12 +247,17 @@ def test_long_chains_do_not_overflow_the_stack() -> None:
 
 
 def test_who_waits_too_long_is_told_and_the_grammar_is_kept() -> None:
-    def slow() -> Vocabulary:
-        time.sleep(0.3)
+    class Slow(Grammars):
+        def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
+            time.sleep(0.3)
+            return super()._compile(wanted)
+
+    def prepare() -> Vocabulary:  # takes longer than a grammar may
+        time.sleep(0.15)
         return VOCABULARY
 
-    grammars, wanted = Grammars(slow, compile_seconds=0.05), StructuredOutputsParams(regex="a+")
-    with pytest.raises(RequestError, match=r"not compiled within 0\.05 seconds"):
+    grammars, wanted = Slow(prepare, compile_seconds=0.1), StructuredOutputsParams(regex="a+")
+    with pytest.raises(RequestError, match=r"not compiled within 0\.1 seconds"):
         grammars.get(wanted)
 
     async def wait() -> None:
@@ -261,10 +266,11 @@ def test_who_waits_too_long_is_told_and_the_grammar_is_kept() -> None:
         await asyncio.sleep(0.4)
         await grammars.ready(wanted)
         with pytest.raises(RequestError, match="escape or a class"):
-            await grammars.ready(StructuredOutputsParams(regex="["))
+            await GRAMMARS.ready(StructuredOutputsParams(regex="["))
 
     asyncio.run(wait())
     assert grammars.get(wanted) is grammars.get(StructuredOutputsParams(regex="a+"))
+    assert Grammars(prepare, compile_seconds=0.1).get(wanted)
 
 
 def test_a_model_without_an_end_is_refused() -> None:
