@@ -3,20 +3,15 @@
 A grammar is compiled once, in a thread of its own, and kept; each request gets a copy of the compiled state, which
 costs microseconds. llguidance bounds the work of compiling and of each mask by counting it ("fuel"), so that nothing
 hangs for long in a hostile grammar; who waits for one gives up after a time limit anyway.
-
-The vocabulary is handed over as bytes per token. Special tokens stand for themselves and match no text; those that end
-a sequence are legal where the grammar may end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -27,35 +22,18 @@ from numpy.typing import NDArray
 
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import StructuredOutputsParams
-from jaxserve.structured.checks import check_regex, closed, patterns
+from jaxserve.structured.sources import refusal, source_of
+from jaxserve.structured.vocabulary import Vocabulary, make_tokenizer
 
-__all__ = ["Grammar", "GrammarConstraint", "Grammars", "Vocabulary", "literal", "settled"]
+__all__ = ["Grammar", "GrammarConstraint", "Grammars"]
 
 _COMPILE_SECONDS = 5.0
 _MAX_KEPT = 128
-_WHITESPACE = r"[ \n\t\r]{0,20}"
 _THREADS = 4
 _STACK_BYTES = 2**28
 
 _T = TypeVar("_T")
 _stack_size = Lock()  # a setting of the whole process
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What tokens stand for.
-
-    Attributes:
-        tokens: bytes that each token [V] adds to a text; none for ids that are not in use.
-        special_ids: tokens that do not stand for text.
-        eos_ids: tokens that end a text.
-        encode: token ids of a text, as the model was trained to see it.
-    """
-
-    tokens: Sequence[bytes]
-    special_ids: frozenset[int]
-    eos_ids: tuple[int, ...]
-    encode: Callable[[str], Sequence[int]]
 
 
 class GrammarConstraint:
@@ -189,8 +167,7 @@ class Grammars:
 
     def _prepare(self) -> tuple[Vocabulary, llguidance.LLTokenizer | None]:
         vocabulary = self._make_vocabulary()
-        eos = list(vocabulary.eos_ids)
-        return vocabulary, llguidance.LLTokenizer(_Tokens(vocabulary), eos_token=eos) if eos else None
+        return vocabulary, make_tokenizer(vocabulary)
 
     def _forget_failure(self, key: tuple[Any, ...], future: Future[Grammar]) -> None:
         if future.cancelled() or future.exception() is not None:
@@ -204,54 +181,18 @@ class Grammars:
                 "structured_outputs needs a model with an end-of-sequence token; this one has none.",
                 "structured_outputs",
             )
-        source = _source(wanted, vocabulary)
+        source = source_of(wanted, vocabulary)
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
         if not matcher.is_error():
             # The first mask builds most of the automaton: better here than on the engine's thread.
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise _refusal(wanted.kind, _reason(matcher))
+            raise refusal(wanted.kind, _reason(matcher))
         return Grammar(matcher)
 
     def _late(self, wanted: StructuredOutputsParams) -> RequestError:
         limit = f"{self._compile_seconds:g} seconds"
-        return _refusal(wanted.kind, f"it was not compiled within {limit}, which is the limit")
-
-
-class _Tokens(llguidance.TokenizerWrapper):
-    """A vocabulary in the form that llguidance reads. It calls this from Rust, where an exception is a panic."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.is_tokenizer_wrapper = True
-        self.bos_token_id = None
-        self.tokens = vocabulary.tokens
-        self.eos_token_id = vocabulary.eos_ids[0]
-        self.special_token_ids = sorted(vocabulary.special_ids | set(vocabulary.eos_ids))
-        self._encode = vocabulary.encode
-
-    def __call__(self, forced: str) -> list[int]:
-        """Token ids of a text that the grammar forces."""
-        ids, text = list(self._encode(forced)), forced.encode()
-        if b"".join(self.tokens[token] for token in ids) == text:
-            return ids
-        # SentencePiece begins a text with a space, which is none that the grammar knows: the longest tokens, then.
-        ids = []
-        while text:
-            size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._by_bytes), 0)
-            if not size:
-                break  # the vocabulary has no token for this byte
-            ids.append(self._by_bytes[text[:size]])
-            text = text[size:]
-        return ids
-
-    @cached_property
-    def _by_bytes(self) -> dict[bytes, int]:
-        special = set(self.special_token_ids)
-        return {piece: token for token, piece in enumerate(self.tokens) if piece and token not in special}
-
-    @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._by_bytes), default=0)
+        return refusal(wanted.kind, f"it was not compiled within {limit}, which is the limit")
 
 
 async def _done(future: Future[Any], seconds: float | None) -> bool:
@@ -265,69 +206,6 @@ async def _done(future: Future[Any], seconds: float | None) -> bool:
     return waiting.done()
 
 
-def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
-    """The grammar as llguidance's object, without what comes before."""
-    match wanted.kind:
-        case "json" | "json_object":
-            schema = wanted.json if wanted.json is not None else {"type": "object"}
-            return {"json_schema": settled(schema, wanted)}
-        case "choice":
-            return {"lark_grammar": f"start: {' | '.join(map(literal, wanted.choice or ()))}"}
-        case "regex":
-            check_regex(wanted.text, "regex")
-            made = json.loads(llguidance.LLMatcher.grammar_from_regex(wanted.text))
-            return dict(made["grammars"][0])
-    if wanted.text.lstrip().startswith("start:"):
-        return {"lark_grammar": wanted.text}
-    try:
-        lark = llguidance.grammar_from("grammar", wanted.text)
-    except (ValueError, RecursionError) as error:
-        raise _refusal("grammar", str(error)) from None
-    return {"lark_grammar": lark}
-
-
-def settled(schema: Any, wanted: StructuredOutputsParams) -> Any:
-    """The schema with what the request says of whitespace and further properties."""
-    try:
-        for pattern in patterns(schema):
-            check_regex(pattern, "json")
-        schema = closed(schema) if wanted.disable_additional_properties else schema
-    except RecursionError:
-        raise _refusal("json", "it nests too deeply") from None
-    if not isinstance(schema, dict) or "x-guidance" in schema:
-        return schema
-    if wanted.disable_any_whitespace:
-        return {**schema, "x-guidance": {"whitespace_flexible": False}}
-    if wanted.whitespace_pattern is not None:
-        check_regex(wanted.whitespace_pattern, "whitespace_pattern")
-    return {**schema, "x-guidance": {"whitespace_pattern": wanted.whitespace_pattern or _WHITESPACE}}
-
-
-def _source(wanted: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
-    body = _body(wanted)
-    if wanted.reasoning is None:
-        return json.dumps({"grammars": [body]})
-    before = _free_text(*wanted.reasoning, vocabulary)
-    return json.dumps({"grammars": [{"lark_grammar": before}, {**body, "name": "body"}]})
-
-
-def _free_text(start: str, end: str, vocabulary: Vocabulary) -> str:
-    """A grammar for free text before ``@body``; its marks may be tokens that are no text."""
-    special = {vocabulary.tokens[token]: token for token in vocabulary.special_ids}
-    opening, closing = special.get(start.encode()), special.get(end.encode())
-    first = "" if not start else literal(start) if opening is None else f"<[{opening}]>"
-    text = f"{first} TEXT <[{closing}]>" if closing is not None else f"{first} text"
-    optional = f"({text} SPACE)?" if start else f"{text} SPACE"
-    rule = "TEXT: /(.|\\n)*/" if closing is not None else f"text[suffix={literal(end)}]: /(.|\\n)*/"
-    return f"start: {optional} @body\nSPACE: /[ \\n\\t\\r]*/\n{rule}\n"
-
-
-def literal(text: str) -> str:
-    """A text as Lark writes it."""
-    # JSON's strings are Lark's, but for DEL, which JSON leaves as it is.
-    return json.dumps(text).replace("\x7f", "\\u007f")
-
-
 def _key(wanted: StructuredOutputsParams) -> tuple[Any, ...]:
     settings = (wanted.disable_any_whitespace, wanted.disable_additional_properties, wanted.whitespace_pattern)
     return wanted.kind, wanted.text, settings, wanted.reasoning
@@ -338,7 +216,3 @@ def _reason(matcher: llguidance.LLMatcher) -> str:
     lines = [line.strip() for line in matcher.get_error().removesuffix("<non-verbose/>").splitlines()]
     named = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     return (named or next(filter(None, lines), "unknown reason"))[:300]
-
-
-def _refusal(kind: str, why: str) -> RequestError:
-    return RequestError(f"structured_outputs.{kind} cannot be used: {why.rstrip('.')}.", "structured_outputs")

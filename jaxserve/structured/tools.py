@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import StructuredOutputsParams
-from jaxserve.structured.grammar import literal, settled
+from jaxserve.structured.sources import literal, settled
 
 __all__ = ["calls_structure"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -38,6 +39,12 @@ WEATHER: Any = {
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo, in celsius?"}]
 
 
+@pytest.fixture
+def api(server: str) -> Iterator[openai.OpenAI]:
+    with client(server) as api:
+        yield api
+
+
 class Person(BaseModel):
     name: str = Field(max_length=12)
     age: int = Field(ge=0, le=120)
@@ -57,8 +64,8 @@ def test_offline(llm: LLM) -> None:
     assert choice.outputs[0].text in ("no", "yes")
 
 
-def test_parsed_answers(server: str) -> None:
-    answer = client(server).chat.completions.parse(
+def test_parsed_answers(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.parse(
         model="smollm2-135m",
         messages=[{"role": "user", "content": "Tell me of a person called Ada, who is 36."}],
         response_format=Person,
@@ -69,7 +76,7 @@ def test_parsed_answers(server: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_calls_that_must_be_made(server: str, choice: Any) -> None:
+def test_calls_that_must_be_made(api: openai.OpenAI, choice: Any) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2-135m",
         "messages": QUESTION,
@@ -79,7 +86,6 @@ def test_calls_that_must_be_made(server: str, choice: Any) -> None:
         "max_tokens": 100,
         "temperature": 0,
     }
-    api = client(server)
     plain = api.chat.completions.create(**asked).choices[0]
     assert plain.finish_reason == "tool_calls"
     assert plain.message.tool_calls is not None
@@ -97,9 +103,9 @@ def test_calls_that_must_be_made(server: str, choice: Any) -> None:
     assert answer.usage.completion_tokens > 0
 
 
-def test_a_bad_schema_is_named_and_the_server_lives(server: str) -> None:
+def test_a_bad_schema_is_named_and_the_server_lives(api: openai.OpenAI) -> None:
     for body in ({"guided_regex": "[a-"}, {"structured_outputs": {"json": {"type": "nope"}}}):
         with pytest.raises(openai.BadRequestError) as caught:
-            client(server).completions.create(model="smollm2-135m", prompt="x", extra_body=body)
+            api.completions.create(model="smollm2-135m", prompt="x", extra_body=body)
         assert caught.value.param == next(iter(body))
-    assert client(server).completions.create(model="smollm2-135m", prompt="x", max_tokens=1).choices
+    assert api.completions.create(model="smollm2-135m", prompt="x", max_tokens=1).choices
