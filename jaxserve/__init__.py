@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxserve.engine import LLM, AsyncLLM
     from jaxserve.errors import JaxserveError
     from jaxserve.outputs import CompletionOutput, RequestOutput
-    from jaxserve.sampling_params import SamplingParams
+    from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "JaxserveError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -36,6 +37,7 @@ _HOMES = {
     "LLM": "jaxserve.engine",
     "RequestOutput": "jaxserve.outputs",
     "SamplingParams": "jaxserve.sampling_params",
+    "StructuredOutputsParams": "jaxserve.sampling_params",
 }
 
 

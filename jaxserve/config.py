@@ -200,6 +200,34 @@ class ServerConfig:
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: tuple[str, ...] = _flag((), "Names under which the model is served; by default its own.")
     api_key: tuple[str, ...] = _flag((), "Keys of which a client must send one; none leaves the server open.")
+    strict_params: bool = _flag(
+        False, "Refuse parameters that nobody knows; without it the header x-jaxserve-ignored names them."
+    )
+    trust_request_chat_template: bool = _flag(
+        False, "Let requests bring a chat template of their own, which runs in a sandbox."
+    )
+    enable_auto_tool_choice: bool = _flag(True, "Let models call tools of their own accord; off refuses such requests.")
+    tool_call_parser: str = _flag(
+        "auto",
+        "Format in which the model writes calls of tools; auto knows it by the chat template.",
+        choices=(
+            "auto",
+            "none",
+            "granite",
+            "hermes",
+            "json",
+            "llama3_json",
+            "mistral",
+            "pythonic",
+            "qwen3_coder",
+            "qwen3_xml",
+        ),
+    )
+    reasoning_parser: str = _flag(
+        "none",
+        "How the model marks what it thinks before it answers; none leaves that in the answer.",
+        choices=("none", "deepseek_r1", "qwen3", "think"),
+    )
     shutdown_timeout: float = _flag(30.0, "Seconds that running requests may still take after SIGTERM.")
     log_level: str = _flag("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
 

@@ -6,6 +6,7 @@ vocabulary are made in ``engine.input``; everything else here, so that an invali
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 import reprlib
@@ -15,13 +16,99 @@ from typing import Any
 
 from jaxserve.errors import RequestError
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_N", "MAX_STOP_STRINGS", "SamplingParams", "StructuredOutputsParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 128
 _MAX_BIAS = 100
 _SEED_RANGE = (-(2**63), 2**64 - 1)
+_MAX_GRAMMAR = 2**18
+_MAX_CHOICES = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the text of an output must look like: exactly one of the first five, which have vLLM's names.
+
+    Attributes:
+        json: a JSON schema, as an object or as text; the output is JSON that satisfies it.
+        json_object: the output is a JSON object, whatever it holds.
+        regex: the whole output matches this regular expression (without look-around).
+        choice: the output is one of these texts.
+        grammar: a context-free grammar, in Lark's form as llguidance extends it, or in GBNF.
+        disable_any_whitespace: no whitespace between the parts of JSON.
+        disable_additional_properties: objects of the schema that do not say so themselves take no further properties.
+        whitespace_pattern: a regular expression for whitespace between the parts of JSON; by default 20 characters at
+            most, since models like to lose themselves in it.
+        reasoning: (start, end) of free text that comes before. It ends with ``end``; where ``start`` is not empty it
+            may be left out, else the output begins inside it.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    reasoning: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.choice is not None:
+            if isinstance(self.choice, str) or not isinstance(self.choice, Iterable):
+                raise _unstructured("choice", f"must be a list, got {_shown(self.choice)}")
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if not self.json_object and self.json_object is not None:
+            object.__setattr__(self, "json_object", None)
+        given = [name for name in _STRUCTURES if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"got {' and '.join(given)}" if given else "got none"
+            raise RequestError(
+                f"structured_outputs must hold exactly one of {', '.join(_STRUCTURES)}; {found}.", "structured_outputs"
+            )
+        self._check_types()
+        if len(self.text) > _MAX_GRAMMAR:
+            raise _unstructured(self.kind, f"is {len(self.text)} characters long; the limit is {_MAX_GRAMMAR}")
+
+    def _check_types(self) -> None:
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _unstructured(name, f"must be a non-empty string, got {_shown(value)}")
+        for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
+            if not isinstance(getattr(self, name) or False, bool):
+                raise _unstructured(name, f"must be true or false, got {_shown(getattr(self, name))}")
+        if self.choice is not None:
+            if not 0 < len(self.choice) <= _MAX_CHOICES:
+                raise _unstructured("choice", f"holds {len(self.choice)} texts, but must hold 1 to {_MAX_CHOICES}")
+            for text in self.choice:
+                if not isinstance(text, str) or not text:
+                    raise _unstructured("choice", f"must hold non-empty strings, got {_shown(text)}")
+        if isinstance(self.json, str):
+            object.__setattr__(self, "json", _parsed(self.json))
+        if self.json is not None and not isinstance(self.json, dict | bool):
+            raise _unstructured("json", f"must be a JSON schema (an object), got {_shown(self.json)}")
+
+    @property
+    def kind(self) -> str:
+        """Which of the five it is."""
+        return next(name for name in _STRUCTURES if getattr(self, name) is not None)
+
+    @property
+    def text(self) -> str:
+        """What is to be compiled, as text: with ``kind`` and the settings it says all."""
+        value = getattr(self, self.kind)
+        if isinstance(value, str):
+            return value
+        try:
+            return json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _unstructured(self.kind, f"cannot be written as JSON: {error}") from None
+
+
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +133,8 @@ class SamplingParams:
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not appear.
         skip_special_tokens, include_stop_str_in_output: how the output's text is made.
+        structured_outputs: what the output must look like; it ends where the structure does. ``ignore_eos`` then means
+            that it goes on for as long as the structure allows.
     """
 
     n: int = 1
@@ -68,6 +157,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
@@ -83,6 +173,11 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         self._check_logit_bias()
+        wanted = self.structured_outputs
+        if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputsParams, got {_shown(wanted)}.", "structured_outputs"
+            )
 
     def _check_numbers(self) -> None:
         _integer(self, "n", 1, MAX_N)
@@ -184,6 +279,17 @@ def _listed(value: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise RequestError(f"{name} must be a list, got {_shown(value)}.", name)
     return tuple(value)
+
+
+def _unstructured(name: str, why: str) -> RequestError:
+    return RequestError(f"structured_outputs.{name} {why}.", "structured_outputs")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unstructured("json", f"is no JSON: {error}") from None
 
 
 def _shown(value: Any) -> str:

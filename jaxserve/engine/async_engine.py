@@ -51,6 +51,7 @@ class AsyncLLM:
         self.startup_phases = started.phases
         self._engine = started.engine
         self._input = started.input_processor()
+        self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._count = itertools.count()
@@ -95,6 +96,7 @@ class AsyncLLM:
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         try:
+            await self._input.grammars.ready(params.structured_outputs)
             # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
             requests = await asyncio.to_thread(
                 self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,7 @@ class Engine:
             launch = self.runner.forward(plan)
             events += self._settle(0)
             mask = self._mask(plan)
+            events += self._give_up(plan)
             if plan:
                 self._in_flight.append(self.runner.sample(launch, mask))
                 self._note(plan, launch.padded_tokens)
@@ -193,6 +194,17 @@ class Engine:
                 constraint, drafts = (request.constraint, request.drafts) if request is not None else (None, NO_DRAFTS)
                 rows.append((constraint, row.num_drafts, drafts))
         return step_mask(rows, self.runner.config.vocab_size)
+
+    def _give_up(self, plan: StepPlan) -> list[TokenEvent]:
+        """End requests whose constraint cannot be followed any further."""
+        events = []
+        for row in plan.rows:
+            request = self.scheduler.get(row.request_id) if row.samples else None
+            if request is not None and request.constraint is not None and (why := request.constraint.error):
+                event = self.scheduler.abort(request.id, FinishReason.ERROR)
+                if event is not None:
+                    events.append(replace(event, error=f"structured_outputs: {why}"))
+        return events
 
     def _note(self, plan: StepPlan, padded_tokens: int) -> None:
         clock, num_rows = self.clock, len(plan.rows)

@@ -10,12 +10,13 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from jaxserve.errors import RequestError
 from jaxserve.models.config import ModelConfig
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.structured import make_constraint
+from jaxserve.structured import Grammars, Vocabulary, make_constraint
 from jaxserve.tokenizer import Tokenizer
 
 __all__ = ["MAX_CACHE_SALT", "InputProcessor"]
@@ -24,7 +25,12 @@ MAX_CACHE_SALT = 128
 
 
 class InputProcessor:
-    """Makes engine requests; may be used from several threads."""
+    """Makes engine requests; may be used from several threads.
+
+    Attributes:
+        grammars: what compiles ``structured_outputs``. ``prepare`` waits for it; those who must not wait see to it
+            before that the grammar is ready.
+    """
 
     def __init__(self, tokenizer: Tokenizer, model_config: ModelConfig, max_model_len: int, seed: int) -> None:
         """``max_model_len`` is in tokens; ``seed`` is that of the engine, for requests that give none."""
@@ -34,6 +40,7 @@ class InputProcessor:
         self._max_model_len = max_model_len
         self._seed = seed
         self._unseeded = itertools.count()
+        self.grammars = Grammars(self._vocabulary)
 
     def prepare(
         self,
@@ -55,7 +62,11 @@ class InputProcessor:
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         _check_routing(priority, cache_salt)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        structure = params.structured_outputs
+        grammar = None if structure is None else self.grammars.get(structure)
+        # An output with a structure has an end, even if it is to be as late as possible.
+        endless = params.ignore_eos and grammar is None
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else self._eos_ids)
         bad_word_ids = self._bad_word_ids(params.bad_words)
         room = self._max_model_len if params.max_tokens is None else len(ids) + params.max_tokens
         seed = self._request_seed(params.seed)
@@ -75,11 +86,24 @@ class InputProcessor:
                     cache_salt=cache_salt,
                     priority=priority,
                     constraint=make_constraint(
-                        single, vocab_size=self._vocab_size, stop_ids=stop_ids, bad_word_ids=bad_word_ids
+                        single,
+                        vocab_size=self._vocab_size,
+                        stop_ids=stop_ids,
+                        bad_word_ids=bad_word_ids,
+                        grammar=grammar,
                     ),
                 )
             )
         return requests
+
+    def _vocabulary(self) -> Vocabulary:
+        tokenizer = self._tokenizer
+        return Vocabulary(
+            tokens=[tokenizer.token_bytes(token) for token in range(self._vocab_size)],
+            special_ids=frozenset(token for token in tokenizer.special_ids if token < self._vocab_size),
+            eos_ids=tuple(sorted(token for token in self._eos_ids if token < self._vocab_size)),
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+        )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         ids = self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)

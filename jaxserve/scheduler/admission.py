@@ -1,7 +1,7 @@
 """May this waiting request start now?
 
-Memory is asked by the scheduler itself. Everything else that can hold a request back (a free adapter slot, a compiled
-grammar) is an ``AdmissionRule``, so that the scheduler knows none of them by name.
+Memory is asked by the scheduler itself. Everything else that can hold a request back (a free adapter
+slot) is an ``AdmissionRule``, so that the scheduler knows none of them by name.
 
 A request that cannot start does not hold up the others at once: smaller ones may overtake it. But each admission past
 it uses up its ``Patience``, and when that is gone nothing passes any more until it has started.
@@ -23,7 +23,7 @@ class AdmissionRule(Protocol):
 
     Attributes:
         holds_place: whether a refused request waits for *running* ones to end (slots), and so may in the end stop
-            others from overtaking it; False if it waits for something else, such as a grammar in the making.
+            others from overtaking it; False if it waits for something else, such as an adapter that is being loaded.
     """
 
     @property

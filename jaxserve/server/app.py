@@ -13,6 +13,7 @@ from jaxserve.server import chat, completions, models, operations
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
+from jaxserve.server.turns import Turns
 
 __all__ = ["create_app"]
 
@@ -25,8 +26,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         routes=[
             *operations.routes(engine, metrics),
             *models.routes(served),
-            *completions.routes(engine, served, metrics),
-            *chat.routes(engine, served, metrics),
+            *completions.routes(engine, served, metrics, strict=config.strict_params),
+            *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config), strict=config.strict_params),
         ],
         middleware=[
             Middleware(RequestId),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -24,18 +25,29 @@ from jaxserve.server.sse import EventStream
 __all__ = ["routes"]
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics) -> list[Route]:
-    """Routes of this family."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bool) -> list[Route]:
+    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
 
     async def create(request: Request) -> Response:
-        body = CompletionRequest.parse(await read_object(request))
+        body = CompletionRequest.parse(await read_object(request), strict=strict)
         model = models.resolve(body.model)
-        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, body.sampling(), body)
+        structure = body.structure()
+        params = body.sampling(structured_outputs=structure.params, **_candidates(body))
+        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
-        return await EventStream.open(answer.events()) if body.stream else respond(await answer.whole())
+        if body.stream:
+            return await EventStream.open(answer.events(), headers=body.headers)
+        return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/completions", create, methods=["POST"])]
+
+
+def _candidates(body: CompletionRequest) -> dict[str, Any]:
+    """Settings for more completions than are answered with, whose log probabilities say which are best."""
+    if body.best_of in (None, body.num_choices):
+        return {}
+    return {"n": body.best_of, "logprobs": body.logprobs or 0}
 
 
 def _echoed(engine: Engine, job: Job) -> list[str]:
@@ -56,6 +68,18 @@ class _CompletionAnswer(Answer):
         self._echoed = echoed
         self._offsets: dict[int, TextOffsets] = {}
 
+    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
+        """As many as were asked for: those of the highest log probability per token."""
+        num_choices = self._job.body.num_choices
+        if len(result.outputs) == num_choices:
+            return result.outputs
+        by_score = sorted(result.outputs, key=_log_probability_per_token, reverse=True)
+        asked = getattr(self._job.body, "logprobs", None) is not None
+        return [
+            replace(output, index=index, logprobs=output.logprobs if asked else None)
+            for index, output in enumerate(by_score[:num_choices])
+        ]
+
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
         index, text = self.index(position, output), output.text
         if index not in self._offsets:
@@ -70,3 +94,7 @@ class _CompletionAnswer(Answer):
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
             }
+
+
+def _log_probability_per_token(output: CompletionOutput) -> float:
+    return (output.cumulative_logprob or 0.0) / max(len(output.token_ids), 1)

@@ -22,6 +22,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import GenerationRequest, StreamOptions
+from jaxserve.server.structure import renamed
 
 __all__ = ["Answer", "Job", "Usage"]
 
@@ -38,6 +39,7 @@ class Job:
         prompts: texts or token ids; each becomes one engine request.
         params: sampling parameters of all of them.
         body: the request as it came.
+        structure_field: the field of the request that asks for the output's form.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Job:
     prompts: Sequence[str | list[int]]
     params: SamplingParams
     body: GenerationRequest
+    structure_field: str = "structured_outputs"
 
 
 @dataclass
@@ -107,13 +110,17 @@ class Answer(ABC):
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
         """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
 
+    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
+        """The completions of a finished prompt that are answered with: all of them."""
+        return result.outputs
+
     async def whole(self) -> dict[str, Any]:
         """The plain answer."""
         choices: list[dict[str, Any]] = []
         async with aclosing(self._outputs(stream=False)) as outputs:
             async for position, result in outputs:
                 self._usage.add(position, result)
-                for output in result.outputs:
+                for output in self.picked(result):
                     choices.extend(self.choices(position, result, output))
         choices.sort(key=lambda choice: int(choice["index"]))
         return {**self._envelope(self.plain_object), "choices": choices, "usage": self._usage.shown()}
@@ -138,7 +145,7 @@ class Answer(ABC):
 
     def index(self, position: int, output: CompletionOutput) -> int:
         """The number of a choice among those of all prompts."""
-        return position * self._job.params.n + output.index
+        return position * self._job.body.num_choices + output.index
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
@@ -166,9 +173,9 @@ class Answer(ABC):
                         _check_ends(result)
                         yield result
                 except RequestError as error:
-                    if error.param != "prompt":
-                        raise
-                    raise RequestError(str(error), self.prompt_param) from error
+                    if error.param == "prompt":
+                        raise RequestError(str(error), self.prompt_param) from error
+                    raise renamed(error, job.structure_field) from error
 
 
 def _check_ends(result: RequestOutput) -> None:

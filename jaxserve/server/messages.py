@@ -56,6 +56,7 @@ class Message(_Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None
@@ -74,9 +75,13 @@ def _render(message: Message, where: str) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": "\n".join(part.text for part in message.content or ()),
     }
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             rendered[name] = value
+    # One thing under two names: what vLLM calls it now, and what templates do.
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought is not None:
+        rendered["reasoning_content"] = thought
     if message.tool_calls:
         if message.role != "assistant":
             raise RequestError(f"{where}.tool_calls is for the role assistant only.", f"{where}.tool_calls")

@@ -15,6 +15,12 @@ __all__ = ["Engine", "Tokenizer"]
 class Tokenizer(Protocol):
     """Text to token ids and back."""
 
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
@@ -22,8 +28,8 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation.
 
-        Options are ``add_generation_prompt``, ``continue_final_message``, and variables of the template. RequestError:
-        the template refuses the messages.
+        Options are ``add_generation_prompt``, ``continue_final_message``, ``tools``, ``chat_template``, and
+        variables of the template. RequestError: the template refuses the messages.
         """
         ...
 

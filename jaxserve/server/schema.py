@@ -9,12 +9,14 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from jaxserve.errors import RequestError
-from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
-from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, strip
+from jaxserve.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
+from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ignored_header, strip
 from jaxserve.server.messages import Message
+from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
+from jaxserve.server.tools import Tool, ToolChoice
 
 __all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
 
@@ -70,21 +72,45 @@ class GenerationRequest(BaseModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """The request in ``body``. RequestError: a parameter is unknown, unsupported, or of the wrong type."""
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
+        unknown."""
+        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
         try:
-            request = cls.model_validate(strip(body, cls.model_fields, cls.unsupported))
+            request = cls.model_validate(kept)
         except ValidationError as error:
             raise _explain(error) from None
+        request._ignored = ignored
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
         return request
 
     def sampling(self, **settings: Any) -> SamplingParams:
         """The sampling parameters of the body, with ``settings`` instead of or beside its own."""
-        given = {name: getattr(self, name) for name in SamplingParams.names() & type(self).model_fields.keys()}
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None} | settings)
+        names = SamplingParams.names() & type(self).model_fields.keys() - {"structured_outputs"}
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return SamplingParams(**given | settings)
+
+    def structure(self) -> Structure:
+        """The form that the output must have. RequestError: it is not valid, or there are two."""
+        guided = {name: value for name in GUIDED if (value := getattr(self, name)) is not None}
+        return Structure(self.response_format, self.structured_outputs, guided, self.guided_whitespace_pattern)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer that tell of the request."""
+        return ignored_header(self._ignored)
 
     @property
     def num_choices(self) -> int:
@@ -121,13 +147,22 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        request = super().parse(body)
-        if request.best_of not in (None, request.num_choices):
-            raise RequestError("best_of is not supported unless it equals n.", "best_of")
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        request = super().parse(body, strict=strict)
+        request._check_best_of()
         if request.echo and request.logprobs is not None:
             raise RequestError("echo together with logprobs is not supported.", "echo")
         return request
+
+    def _check_best_of(self) -> None:
+        if self.best_of is None:
+            return
+        if not self.num_choices <= self.best_of <= MAX_N:
+            raise RequestError(
+                f"best_of must be an integer from n ({self.num_choices}) to {MAX_N}, got {self.best_of}.", "best_of"
+            )
+        if self.stream and self.best_of > self.num_choices:
+            raise RequestError("best_of above n cannot be streamed: the best are known at the end.", "best_of")
 
 
 class ChatRequest(GenerationRequest):
@@ -141,11 +176,16 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, min_length=1)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        request = super().parse(body)
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        request = super().parse(body, strict=strict)
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs can only be given together with logprobs: true.", "top_logprobs")
         if request.max_completion_tokens is not None and request.max_tokens not in (
@@ -157,7 +197,19 @@ class ChatRequest(GenerationRequest):
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other.", "add_generation_prompt"
             )
+        _check_tools(request)
         return request
+
+
+def _check_tools(request: ChatRequest) -> None:
+    names = [tool.function.name for tool in request.tools or ()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"tools holds two functions of the name {twice!r}.", "tools")
+    choice = request.tool_choice
+    if not names and choice not in (None, "none", "auto"):
+        raise RequestError("tool_choice needs tools to choose from.", "tool_choice")
+    if isinstance(choice, dict) and choice["name"] not in names:
+        raise RequestError(f"tool_choice names {choice['name']!r}, which is none of the tools.", "tool_choice")
 
 
 def _explain(error: ValidationError) -> RequestError:

@@ -8,7 +8,7 @@ that is an event of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 from starlette.responses import Response
@@ -29,8 +29,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None], keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[Event, None],
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         # A stream's length is not known beforehand.
         del self.headers["content-length"]
         self._events = events
@@ -38,9 +43,14 @@ class EventStream(Response):
         self._pending: asyncio.Task[Event | None] = asyncio.create_task(self._advance())
 
     @classmethod
-    async def open(cls, events: AsyncGenerator[Event, None], keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> Self:
+    async def open(
+        cls,
+        events: AsyncGenerator[Event, None],
+        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
+        headers: Mapping[str, str] | None = None,
+    ) -> Self:
         """Wait for the first event, but not for ever; an error before it is raised here."""
-        stream = cls(events, keep_alive_seconds)
+        stream = cls(events, keep_alive_seconds, headers)
         try:
             await asyncio.wait({stream._pending}, timeout=keep_alive_seconds)
             if stream._pending.done():

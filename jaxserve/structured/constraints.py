@@ -1,10 +1,12 @@
-"""What sampling parameters forbid: tokens outside ``allowed_token_ids``, ``bad_words``, an end before ``min_tokens``.
+"""What sampling parameters forbid: tokens outside ``allowed_token_ids``, ``bad_words``, an end before ``min_tokens``,
+and what a grammar does not know.
 
 Each is a small constraint over sets made once per request; ``All`` is their conjunction, and ``make_constraint`` picks
 those that a request needs. They count and compare output tokens only, never the prompt.
 
 A conjunction can leave nothing to sample. Where the parameters alone say so, ``make_constraint`` refuses the request;
-where it depends on the output (a bad word of several tokens), ``All`` falls back to tokens that end the output.
+where it depends on the output (a bad word of several tokens, the end of a grammar), ``All`` falls back to tokens that
+end the output.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ from numpy.typing import NDArray
 
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.structured.grammar import Grammar
 from jaxserve.structured.masks import all_tokens, pack
 from jaxserve.structured.protocol import Constraint
 
 __all__ = ["All", "AllowedTokens", "BadWords", "MinTokens", "make_constraint"]
 
+_ENDLESS = 2**62  # tokens: more than any output has
+
 
 class AllowedTokens:
     """Only tokens of one set may be sampled."""
+
+    error = None
 
     def __init__(self, tokens: Iterable[int], vocab_size: int) -> None:
         self._allowed = pack(tokens, vocab_size)
@@ -40,6 +47,8 @@ class AllowedTokens:
 
 class MinTokens:
     """Tokens that end the output are forbidden until it holds ``min_tokens`` tokens."""
+
+    error = None
 
     def __init__(self, min_tokens: int, stop_ids: Iterable[int], vocab_size: int) -> None:
         self._min_tokens = min_tokens
@@ -63,6 +72,8 @@ class BadWords:
     A sequence is kept out by forbidding its last token where the output ends in the others; a single token is forbidden
     everywhere.
     """
+
+    error = None
 
     def __init__(self, words: Iterable[Sequence[int]], vocab_size: int) -> None:
         singles: list[int] = []
@@ -102,6 +113,10 @@ class All:
         self._parts = tuple(parts)
         self._fallback = fallback
 
+    @property
+    def error(self) -> str | None:
+        return next((part.error for part in self._parts if part.error is not None), None)
+
     def mask(self, bits: NDArray[np.uint32]) -> None:
         for part in self._parts:
             part.mask(bits)
@@ -118,15 +133,21 @@ class All:
 
 
 def make_constraint(
-    params: SamplingParams, *, vocab_size: int, stop_ids: frozenset[int], bad_word_ids: list[list[int]]
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    stop_ids: frozenset[int],
+    bad_word_ids: list[list[int]],
+    grammar: Grammar | None = None,
 ) -> Constraint | None:
     """The constraint of a new request, or None if it may sample anything.
 
     Args:
-        params: of these, ``allowed_token_ids`` and ``min_tokens`` are read.
+        params: of these, ``allowed_token_ids``, ``min_tokens`` and, with a grammar, ``ignore_eos`` are read.
         vocab_size: V.
         stop_ids: token ids that end the output; those outside the vocabulary cannot be sampled and do not matter.
         bad_word_ids: token sequences of ``params.bad_words``, in every spelling that is to be kept out.
+        grammar: that of ``params.structured_outputs``. With ``ignore_eos`` the output ends where it must.
 
     Where the output leads to a place at which nothing is legal, the stop ids are, so that it ends there, maybe before
     ``min_tokens``. Without stop ids, ``allowed_token_ids`` holds and the bad word does not.
@@ -147,8 +168,11 @@ def make_constraint(
         parts.append(AllowedTokens(params.allowed_token_ids, vocab_size))
     if bad_word_ids:
         parts.append(BadWords(bad_word_ids, vocab_size))
-    if params.min_tokens and stops:
-        parts.append(MinTokens(params.min_tokens, stops, vocab_size))
+    endless = grammar is not None and params.ignore_eos
+    if stops and (endless or params.min_tokens):
+        parts.append(MinTokens(_ENDLESS if endless else params.min_tokens, stops, vocab_size))
+    if grammar is not None:
+        parts.append(grammar.constraint())
     if not parts:
         return None
     if stops:

@@ -15,7 +15,14 @@ __all__ = ["Constraint"]
 
 
 class Constraint(Protocol):
-    """Which tokens are legal at the next position of one request."""
+    """Which tokens are legal at the next position of one request.
+
+    Attributes:
+        error: why it cannot say so any more, None while it can. The request has failed then.
+    """
+
+    @property
+    def error(self) -> str | None: ...
 
     def mask(self, bits: NDArray[np.uint32]) -> None:
         """Clear the bits of illegal tokens in ``bits`` [ceil(V / 32)]; token t is bit t % 32 of word t // 32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,9 +14,9 @@ import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.engine import AsyncLLM
-from jaxserve.errors import EngineDeadError, QueueFullError
+from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
 from jaxserve.outputs import TokenEvent
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxserve.server import create_app
 from tests.engine.tiny import greedy, start_tiny
 
@@ -174,3 +175,17 @@ async def test_preempted_requests_answer_as_they_do_alone() -> None:
         got = await asyncio.gather(*[collect(llm, prompt, name, greedy(70)) for prompt, name in asked])
         assert got == want * 2
         assert llm.stats().preemptions_total > 0
+
+
+async def test_an_output_with_a_structure() -> None:
+    wanted = StructuredOutputsParams(regex="[0-9]{3}-[A-F]{2,4}")
+    async with running() as llm:
+        for seed in range(3):
+            params = SamplingParams(structured_outputs=wanted, seed=seed, max_tokens=20, stop=["-ABCD"])
+            tokens, reason = await collect(llm, [4, 5, 6], f"r{seed}", params)
+            assert reason == "stop"
+            assert re.fullmatch("[0-9]{3}-[A-F]{2,4}", llm.tokenizer.decode(tokens))
+        bad = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-"))
+        with pytest.raises(RequestError, match="regular expression is invalid"):
+            await collect(llm, [4, 5, 6], "bad", bad)
+        assert llm.stats().num_running == llm.stats().num_waiting == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -12,7 +15,8 @@ from jaxserve.engine.input import InputProcessor
 from jaxserve.errors import RequestError
 from jaxserve.models.config import ModelConfig
 from jaxserve.request import Request
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
+from jaxserve.structured import step_mask
 from tests.tokenizer.samples import byte_level_metadata, made_from, sentencepiece, smollm2
 
 TOKENIZER, _ = made_from(byte_level_metadata("gpt-2"))
@@ -212,3 +216,64 @@ def test_a_bad_word_without_tokens_is_refused() -> None:
     tokenizer, _ = smollm2()
     with pytest.raises(RequestError, match="bad_words"):  # its vocabulary lacks this byte
         processor(tokenizer=tokenizer, vocab=49152).prepare("r", "x", SamplingParams(bad_words=("\x04",)))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 3, "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["a", "日本", "x y", None]}, "minItems": 1, "maxItems": 3},
+        "size": {"type": "number", "minimum": 0, "maximum": 1},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+
+
+def sampled(request: Request, tokenizer: Any, vocab: int, rng: random.Random) -> str:
+    """A random output, up to the token that ends it."""
+    output: list[int] = []
+    while len(output) < 300:
+        mask = step_mask([(request.constraint, 0, request.drafts)], vocab)
+        assert mask is not None
+        legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(legal))
+        if token in request.stop_ids:
+            text: str = tokenizer.decode(output)
+            return text
+        output.append(token)
+        request.constraint.advance((token,))
+    raise AssertionError("the output has no end")
+
+
+def test_random_outputs_of_a_real_vocabulary_satisfy_the_schema() -> None:
+    tokenizer, _ = smollm2()
+    inputs = processor(tokenizer=tokenizer, vocab=tokenizer.vocab_size + 7, eos=(2, 0))
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(json=SCHEMA), n=2)
+    texts = set()
+    for seed in range(5):
+        for request in inputs.prepare("r", "x", wanted):
+            texts.add(sampled(request, tokenizer, tokenizer.vocab_size + 7, random.Random(seed)))
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert len(texts) > 3
+
+
+def test_sentencepiece_writes_no_space_that_the_grammar_does_not_know() -> None:
+    tokenizer, _ = sentencepiece()
+    inputs = processor(tokenizer=tokenizer, vocab=tokenizer.vocab_size)
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["hello world", "日本"]))
+    texts = {
+        sampled(inputs.prepare("r", "x", wanted)[0], tokenizer, tokenizer.vocab_size, random.Random(seed))
+        for seed in range(8)
+    }
+    assert texts == {"hello world", "日本"}
+
+
+def test_a_model_s_every_end_token_ends_and_no_end_is_ignored() -> None:
+    inputs = processor(eos=(1, 2))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="A?"), ignore_eos=True)
+    (request,) = inputs.prepare("r", "x", params)
+    assert {1, 2} <= request.stop_ids
+    with pytest.raises(RequestError, match="cannot be used"):
+        inputs.prepare("r", "x", SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "nope"})))

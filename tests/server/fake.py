@@ -19,7 +19,10 @@ SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
 
 
 class FakeTokenizer:
-    """One token per byte, and EOS."""
+    """One token per byte, and EOS. The chat template knows tools, and hermes' format of calls."""
+
+    chat_template = "tools <tool_call>"
+    special_ids = frozenset({EOS})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -47,6 +50,7 @@ class FakeTokenizer:
             raise RequestError("the chat template refuses: no.", "messages")
         text = "".join(f"<{m['role']}>{m['content']}{m.get('tool_calls', '')}</>" for m in messages)
         text = text.removesuffix("</>") if continue_final_message else text
+        text = f"{tools or ''}{chat_template or ''}{text}"
         return self.encode(
             text + "".join(f"[{k}={v}]" for k, v in kwargs.items()) + "<assistant>" * add_generation_prompt
         )
@@ -57,12 +61,14 @@ class FakeEngine:
     """See ``jaxserve.server.protocol.Engine``.
 
     Attributes:
+        says: the whole of every answer; by default a script without an end.
         seconds_per_token: how long a token takes.
         max_running: further requests wait until one ends.
         max_queued: as ``max_num_queued_reqs``.
         dies_at, fails_at: number of tokens after which the engine stops, or the request ends in an error.
     """
 
+    says: str | None = None
     seconds_per_token: float = 0.0
     max_running: int = 64
     max_queued: int = 0
@@ -99,7 +105,7 @@ class FakeEngine:
         times = RequestMetrics(arrived_at=time.monotonic())
         text = prompt if isinstance(prompt, str) else None
         self.waiting.add(request_id)
-        completions = [_Completion(i, params, self.max_model_len - len(ids)) for i in range(params.n)]
+        completions = [_Completion(i, params, self.max_model_len - len(ids), self.says) for i in range(params.n)]
         ended = False
         try:
             while len(self.running) >= self.max_running:
@@ -162,6 +168,9 @@ class FakeEngine:
             raise RequestError("prompt must not be empty: it holds no token.", "prompt")
         if len(ids) >= self.max_model_len:
             raise RequestError(f"This model's maximum context length is {self.max_model_len} tokens.", "prompt")
+        structure = params.structured_outputs
+        if structure is not None and structure.regex == "[a-":
+            raise RequestError("structured_outputs.regex cannot be used: it has no end.", "structured_outputs")
         for name, tokens in (("prompt", ids), ("logit_bias", params.logit_bias)):
             for token in tokens:
                 if not 0 <= token <= EOS:
@@ -180,12 +189,12 @@ class FakeEngine:
 class _Completion:
     """Says the script, from another place for each index; keeps back what may begin a stop string."""
 
-    def __init__(self, index: int, params: SamplingParams, room: int) -> None:
+    def __init__(self, index: int, params: SamplingParams, room: int, says: str | None) -> None:
         self.whole = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
         self._params = params
         self._limit = min(room, params.max_tokens or room)
         start = 6 * index
-        self._script = (SCRIPT[start:] + SCRIPT * 100).encode()
+        self._script = (SCRIPT[start:] + SCRIPT * 100 if says is None else says).encode()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
 
@@ -204,6 +213,8 @@ class _Completion:
         if whole.logprobs is not None:
             delta.logprobs = [_logprobs(token, params.logprobs or 0)]
             whole.logprobs += delta.logprobs
+            # The later, the likelier: so the best are not the first.
+            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) - 1 / (1 + whole.index)
         self._text += self._decoder.decode(bytes([token]))
         cuts = [(self._text.find(stop), stop) for stop in params.stop if stop in self._text]
         shown = len(self._text)
@@ -212,6 +223,8 @@ class _Completion:
             whole.finish_reason = "stop"
         elif len(whole.token_ids) >= self._limit:
             whole.finish_reason = "length"
+        elif len(whole.token_ids) == len(self._script):
+            whole.finish_reason = "stop"
         else:
             shown -= max((n for s in params.stop for n in range(len(s)) if self._text.endswith(s[:n])), default=0)
         delta.text, whole.text = self._text[len(whole.text) : shown], self._text[:shown]

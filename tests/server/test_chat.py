@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxserve.config import ServerConfig
+from jaxserve.server import create_app
 from tests.server.fake import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +172,9 @@ async def test_template_refusals(client: httpx.AsyncClient) -> None:
     assert error["param"] == "chat_template_kwargs.chat_template"
     error = await refusal(client, USER, add_generation_prompt=True, continue_final_message=True)
     assert error["param"] == "add_generation_prompt"
+
+
+async def test_a_template_of_the_request_s_own(engine: FakeEngine) -> None:
+    app = create_app(engine, ServerConfig(trust_request_chat_template=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await prompt_of(client, engine, USER, chat_template="{{ x }}")).startswith("{{ x }}<user>")

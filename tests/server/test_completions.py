@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from jaxserve.config import EngineConfig
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxserve.server.schema import ChatRequest, CompletionRequest
 from tests.server.fake import SCRIPT, FakeEngine
 
@@ -77,6 +77,24 @@ async def test_choices_are_numbered_over_prompts_and_n(client: httpx.AsyncClient
     for event in await events(client, prompt=["a", "b"], n=2, max_tokens=6):
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert texts == [choice["text"] for choice in plain["choices"]]
+
+
+async def test_the_best_of_several(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    texts = [choice["text"] for choice in (await post(client, prompt="a", n=4, max_tokens=6))["choices"]]
+    answer = await post(client, prompt=["a", "b"], n=2, best_of=4, max_tokens=6, echo=True)
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+        (0, "a" + texts[3]),
+        (1, "a" + texts[2]),
+        (2, "b" + texts[3]),
+        (3, "b" + texts[2]),
+    ]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    assert answer["usage"]["completion_tokens"] == 2 * 4 * 6
+    (best,) = (await post(client, prompt="a", best_of=3, max_tokens=6, logprobs=1))["choices"]
+    assert best["text"] == texts[2]
+    assert len(best["logprobs"]["tokens"]) == 6
+    response = await client.post(PATH, json={"prompt": "a", "best_of": 3, "stream": True})
+    assert response.json()["error"]["param"] == "best_of"
 
 
 @pytest.mark.parametrize("extra", [{}, {"echo": True}, {"stop": "time"}, {"logprobs": 2}, {"n": 3, "logprobs": 0}])
@@ -180,10 +198,12 @@ async def test_every_sampling_parameter_arrives(client: httpx.AsyncClient, engin
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     }
+    given["structured_outputs"] = {"regex": "a"}
     assert given.keys() == SamplingParams.names()
+    expected = {**given, "logit_bias": {5: 1.0}, "structured_outputs": StructuredOutputsParams(regex="a")}
     await post(client, prompt="x", cache_salt="salt", **given)
     (submitted,) = engine.submitted
-    assert submitted["params"] == SamplingParams(**{**given, "logit_bias": {5: 1.0}})  # type: ignore[arg-type]
+    assert submitted["params"] == SamplingParams(**expected)  # type: ignore[arg-type]
     assert submitted["cache_salt"] == "salt"
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -121,15 +122,28 @@ async def test_content_type_and_size(client: httpx.AsyncClient) -> None:
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"priority": 1}, "priority"),
         ({"cache_salt": 5}, "cache_salt"),
-        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
-        ({"response_format": {"type": "nope"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "nope"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "[a-"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "x"}}, "structured_outputs"),
+        ({"guided_regex": "x", "structured_outputs": {"regex": "x"}}, "guided_regex"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"structured_outputs": {"regex": "[a-"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regx": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"reasoning": ["", "x"], "regex": "x"}}, "structured_outputs"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"temprature": 1}, "temprature"),
     ],
 )
 async def test_bad_parameters_are_named_on_both_routes(
@@ -166,7 +180,8 @@ async def test_bad_parameters_are_named_on_both_routes(
         ({"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}, "echo"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": "x", "best_of": 2}, "best_of"),
+        ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
+        ({"prompt": "x", "best_of": 129}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
     ],
 )
@@ -183,10 +198,19 @@ async def test_bad_completions(
     ("fields", "param"),
     [
         ({"tools": []}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "browser"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools.0.function.parameters"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "guided_regex": "x", "tool_choice": "required"}, "guided_regex"),
         ({"functions": []}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"logprobs": 1}, "logprobs"),
@@ -217,9 +241,31 @@ async def test_parameters_that_ask_for_nothing_are_taken(client: httpx.AsyncClie
     assert (await client.post(COMPLETIONS, json=nothing)).status_code == 200
 
 
-async def test_unknown_parameter_names_the_nearest(client: httpx.AsyncClient) -> None:
-    error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "max_token": 1}))
-    assert error["message"] == "unknown parameter 'max_token'. Did you mean 'max_tokens'?"
+async def test_unknown_parameters_are_told_in_a_header(client: httpx.AsyncClient) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [{"role": "user", "content": "x"}]})):
+        for stream in (False, True):
+            body = {**prompt, "max_tokens": 1, "stream": stream, "temprature": 1, "new\nü": 2, "user": "me"}
+            response = await client.post(path, json=body)
+            assert response.status_code == 200
+            assert response.headers["x-jaxserve-ignored"] == "temprature, new%0A%C3%BC"
+        many = {f"x{i}": i for i in range(20)}
+        header = (await client.post(path, json={**prompt, "max_tokens": 1, **many})).headers["x-jaxserve-ignored"]
+        assert header.endswith("x15, and 4 more")
+        assert "x-jaxserve-ignored" not in (await client.post(path, json={**prompt, "max_tokens": 1})).headers
+
+
+async def test_a_strict_server_refuses_unknown_parameters_and_names_the_nearest() -> None:
+    app = create_app(FakeEngine(), ServerConfig(strict_params=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "max_token": 1}))
+        assert error["message"] == "unknown parameter 'max_token'. Did you mean 'max_tokens'?"
+        error = error_of(
+            await client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "temprature": 1})
+        )
+        assert error["param"] == "temprature"
+        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "temperature" * 10**5: 1}))
+        assert "temper" in error["message"]
+        assert len(str(error)) < 300
 
 
 async def test_unknown_model_names_the_served_ones(client: httpx.AsyncClient) -> None:
@@ -230,10 +276,11 @@ async def test_unknown_model_names_the_served_ones(client: httpx.AsyncClient) ->
 
 async def test_names_of_megabytes_are_not_sent_back(client: httpx.AsyncClient) -> None:
     name = "temperature" * 10**5
-    for body, status in (({name: 1}, 400), ({"model": name}, 404)):
-        error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", **body}), status)
-        assert "temper" in error["message"]
-        assert len(str(error)) < 300
+    error = error_of(await client.post(COMPLETIONS, json={"prompt": "x", "model": name}), 404)
+    assert "temper" in error["message"]
+    assert len(str(error)) < 300
+    response = await client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1, name: 1})
+    assert len(response.headers["x-jaxserve-ignored"]) == 64
 
 
 async def test_unknown_routes_and_methods(client: httpx.AsyncClient) -> None:

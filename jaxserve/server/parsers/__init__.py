@@ -1,0 +1,23 @@
+"""What models write, taken apart: reasoning, calls of tools, and the answer itself."""
+
+from __future__ import annotations
+
+from jaxserve.server.parsers.output import Call, OutputParser, Piece
+from jaxserve.server.parsers.reasoning import END, REASONING_PARSERS, START, ReasoningParser
+from jaxserve.server.parsers.registry import TOOL_PARSERS, ToolParser, detect
+from jaxserve.server.parsers.source import ParseCalls, Tools
+
+__all__ = [
+    "END",
+    "REASONING_PARSERS",
+    "START",
+    "TOOL_PARSERS",
+    "Call",
+    "OutputParser",
+    "ParseCalls",
+    "Piece",
+    "ReasoningParser",
+    "ToolParser",
+    "Tools",
+    "detect",
+]
