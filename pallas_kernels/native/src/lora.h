@@ -7,8 +7,30 @@
 namespace jaxserve {
 namespace JAXSERVE_ISA {
 
-// Sums that a tile of `tokens` tokens keeps per token: ranks while it shrinks, vectors of columns while it expands.
+// Ranks that a tile of `tokens` tokens works on at a time.
 constexpr int lora_sums(int tokens) { return tokens * 4 <= kSums ? 4 : tokens * 2 <= kSums ? 2 : 1; }
+
+// sum + a * b, rounded once where the instruction set can. Compilers fuse `+` and `*` in most places, but a token's bits must
+// not depend on how many tokens its instance of a template has.
+inline Vec add_product(Vec sum, Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, sum);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, sum);
+#elif defined(__aarch64__)
+  return vfmaq_f32(sum, a, b);
+#else
+  return sum + a * b;
+#endif
+}
+
+// The last `count` < kLanes values of a row, and zeros: what is left of a row is worked on in vectors like the rest.
+template <typename T>
+inline Vec load_last(const T* p, int64_t count) {
+  Vec out = {};
+  for (int64_t i = 0; i < count; i++) out[i] = scalar(p[i]);
+  return out;
+}
 
 // h [tokens] of ranks [0, kRanks): each is one vector of sums over the inputs, in order, however many tokens there are.
 template <int kTokens, int kRanks, typename T>
@@ -20,16 +42,17 @@ inline void shrink_ranks(const float* const* x, const T* a, int64_t size_in, flo
     for (int t = 0; t < kTokens; t++) values[t] = load(x[t] + i);
     for (int r = 0; r < kRanks; r++) {
       Vec factor = load(a + r * size_in + i);
-      for (int t = 0; t < kTokens; t++) sums[t][r] += values[t] * factor;
+      for (int t = 0; t < kTokens; t++) sums[t][r] = add_product(sums[t][r], values[t], factor);
     }
   }
-  for (int t = 0; t < kTokens; t++) {
+  if (i < size_in) {
     for (int r = 0; r < kRanks; r++) {
-      float total = sum(sums[t][r]);
-      for (int64_t k = i; k < size_in; k++) total += x[t][k] * scalar(a[r * size_in + k]);
-      h[t * h_stride + r] = total;
+      Vec factor = load_last(a + r * size_in + i, size_in - i);
+      for (int t = 0; t < kTokens; t++) sums[t][r] = add_product(sums[t][r], load_last(x[t] + i, size_in - i), factor);
     }
   }
+  for (int t = 0; t < kTokens; t++)
+    for (int r = 0; r < kRanks; r++) h[t * h_stride + r] = sum(sums[t][r]);
 }
 
 template <int kTokens, typename T>
@@ -40,44 +63,40 @@ void shrink(const float* const* x, const T* a, int64_t size_in, int64_t rank, fl
   for (; r < rank; r++) shrink_ranks<kTokens, 1>(x, a + r * size_in, size_in, h + r, h_stride);
 }
 
-template <int kTokens, int kVecs, typename T>
-inline void expand_columns(const float* h, int64_t h_stride, const T* b, int64_t b_stride, int64_t rank, float* const* out) {
-  Vec sums[kTokens][kVecs] = {};
-  for (int64_t r = 0; r < rank; r++) {
-    for (int v = 0; v < kVecs; v++) {
-      Vec factor = load(b + r * b_stride + v * kLanes);
-      for (int t = 0; t < kTokens; t++) sums[t][v] += factor * h[t * h_stride + r];
+// out [tokens] (plus, unless these are the first ranks) h of kRanks ranks times their rows of b. Rows are read from end to end:
+// memory is quickest in long runs, and an adapter that one token has is read for nothing else.
+template <int kTokens, int kRanks, typename T>
+inline void expand_ranks(const float* h, int64_t h_stride, const T* b, int64_t b_stride, int64_t columns, float* const* out, bool add) {
+  float factors[kTokens][kRanks];
+  for (int t = 0; t < kTokens; t++)
+    for (int r = 0; r < kRanks; r++) factors[t][r] = h[t * h_stride + r];
+  int64_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    Vec rows[kRanks];
+    for (int r = 0; r < kRanks; r++) rows[r] = load(b + r * b_stride + c);
+    for (int t = 0; t < kTokens; t++) {
+      Vec total = add ? load(out[t] + c) : Vec{};
+      for (int r = 0; r < kRanks; r++) total = add_product(total, rows[r], splat(factors[t][r]));
+      store(out[t] + c, total);
     }
   }
-  for (int t = 0; t < kTokens; t++)
-    for (int v = 0; v < kVecs; v++) store(out[t] + v * kLanes, sums[t][v]);
+  if (c == columns) return;
+  Vec rows[kRanks];
+  for (int r = 0; r < kRanks; r++) rows[r] = load_last(b + r * b_stride + c, columns - c);
+  for (int t = 0; t < kTokens; t++) {
+    Vec total = add ? load_last(out[t] + c, columns - c) : Vec{};
+    for (int r = 0; r < kRanks; r++) total = add_product(total, rows[r], splat(factors[t][r]));
+    for (int64_t i = 0; c + i < columns; i++) out[t][c + i] = total[i];
+  }
 }
 
 template <int kTokens, typename T>
 void expand(const float* h, int64_t h_stride, const T* b, int64_t b_stride, int64_t rank, int64_t columns, float* const* out) {
-  constexpr int kVecs = lora_sums(kTokens);
-  float* at[kTokens];
-  for (int t = 0; t < kTokens; t++) at[t] = out[t];
-  int64_t c = 0;
-  auto advance = [&](int64_t count) {
-    c += count;
-    for (int t = 0; t < kTokens; t++) at[t] += count;
-  };
-  while (c + kVecs * kLanes <= columns) {
-    expand_columns<kTokens, kVecs>(h, h_stride, b + c, b_stride, rank, at);
-    advance(kVecs * kLanes);
-  }
-  while (c + kLanes <= columns) {
-    expand_columns<kTokens, 1>(h, h_stride, b + c, b_stride, rank, at);
-    advance(kLanes);
-  }
-  for (; c < columns; advance(1)) {
-    for (int t = 0; t < kTokens; t++) {
-      float total = 0;
-      for (int64_t r = 0; r < rank; r++) total += h[t * h_stride + r] * scalar(b[r * b_stride + c]);
-      *at[t] = total;
-    }
-  }
+  constexpr int kRanks = lora_sums(kTokens);
+  int64_t r = 0;
+  for (; r + kRanks <= rank; r += kRanks)
+    expand_ranks<kTokens, kRanks>(h + r, h_stride, b + r * b_stride, b_stride, columns, out, r > 0);
+  for (; r < rank; r++) expand_ranks<kTokens, 1>(h + r, h_stride, b + r * b_stride, b_stride, columns, out, r > 0);
 }
 
 template <int kTokens, typename T>
