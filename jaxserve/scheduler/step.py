@@ -62,6 +62,7 @@ class StepBuilder:
                 block_ids=tuple(request.blocks),
                 params=request.params,
                 seed=request.seed,
+                adapter_slot=request.adapter_slot,
             )
         )
         self.requests.append(request)
