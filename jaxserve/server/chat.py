@@ -40,7 +40,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics) -> list[Route
         num_top = (body.top_logprobs or 0) if body.logprobs else None
         params = body.sampling(max_tokens=body.max_completion_tokens or body.max_tokens, logprobs=num_top)
         prompt = await run_in_threadpool(_prompt, engine, body)
-        job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], params, body)
+        job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], params, body, models.adapter(model))
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job)
         return await EventStream.open(answer.events()) if body.stream else respond(await answer.whole())
 

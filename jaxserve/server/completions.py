@@ -30,7 +30,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics) -> list[Route
     async def create(request: Request) -> Response:
         body = CompletionRequest.parse(await read_object(request))
         model = models.resolve(body.model)
-        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, body.sampling(), body)
+        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, body.sampling(), body, models.adapter(model))
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         return await EventStream.open(answer.events()) if body.stream else respond(await answer.whole())

@@ -37,6 +37,7 @@ class Job:
         prompts: texts or token ids; each becomes one engine request.
         params: sampling parameters of all of them.
         body: the request as it came.
+        adapter: name of the adapter to generate with, None for the base model.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Job:
     prompts: Sequence[str | list[int]]
     params: SamplingParams
     body: GenerationRequest
+    adapter: str | None = None
 
 
 @dataclass
@@ -143,6 +145,7 @@ class Answer(ABC):
             f"{job.id}-{position}",
             priority=job.body.priority or 0,
             cache_salt=job.body.cache_salt,
+            adapter=job.adapter,
             stream=stream,
         )
         with self._metrics.track(job.params.n) as tracker:

@@ -16,7 +16,7 @@ from jaxserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, strip
 from jaxserve.server.messages import Message
 
-__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
+__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions", "explain"]
 
 MAX_PROMPTS = 1024
 
@@ -76,7 +76,7 @@ class GenerationRequest(BaseModel):
         try:
             request = cls.model_validate(strip(body, cls.model_fields, cls.unsupported))
         except ValidationError as error:
-            raise _explain(error) from None
+            raise explain(error) from None
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
         return request
@@ -160,7 +160,8 @@ class ChatRequest(GenerationRequest):
         return request
 
 
-def _explain(error: ValidationError) -> RequestError:
+def explain(error: ValidationError) -> RequestError:
+    """The first thing that is wrong with a body, by its parameter."""
     first = error.errors(include_url=False)[0]
     param = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
