@@ -16,6 +16,7 @@ from jaxserve.errors import ConfigError, nearest
 __all__ = [
     "CacheConfig",
     "EngineConfig",
+    "LoRAConfig",
     "ModelOptions",
     "RunnerConfig",
     "SchedulerConfig",
@@ -192,6 +193,39 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters beside the base model; off unless asked for."""
+
+    title: ClassVar[str] = "LoRA adapters"
+    enable_lora: bool = _flag(False, "Serve adapters beside the base model; a request names one as its model.")
+    lora_modules: tuple[str, ...] = _flag(
+        (),
+        "Adapters to load at start: name=path, or a JSON object with name, path and maybe base_model_name. A path is a "
+        "PEFT folder or a hub id.",
+    )
+    max_lora_rank: int = _flag(16, "Largest rank of an adapter; slots have room for it, also where a rank is less.")
+    max_loras: int = _flag(8, "Slots on the device: adapters that one step can use.")
+    max_cpu_loras: int | None = _flag(
+        None, "Most adapters that are kept in host memory, others are read when needed; by default --max-loras."
+    )
+    lora_dir: str | None = _flag(None, "Folder in which an unknown name is looked for as a PEFT folder of that name.")
+    lora_dtype: str = _flag(
+        "auto",
+        "Dtype of adapters in memory; auto is that of activations.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    lora_embeddings: bool = _flag(
+        False, "Room in every slot for adapters that change the embedding or the output head; else these are refused."
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_modules, list | tuple):
+            raise ConfigError(f"lora_modules must be a list, got {self.lora_modules!r}.", "lora_modules")
+        given = (json.dumps(dict(m)) if isinstance(m, Mapping) else m for m in self.lora_modules)
+        object.__setattr__(self, "lora_modules", tuple(given))
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -253,6 +287,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Self:
@@ -277,7 +312,7 @@ class EngineConfig:
         return {f.name: getattr(part, f.name) for part in self._parts() for f in fields(part)}
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.model, self.cache, self.scheduler, self.runner, self.speculative
+        return self.model, self.cache, self.scheduler, self.runner, self.speculative, self.lora
 
     def __post_init__(self) -> None:
         for part in self._parts():
@@ -289,6 +324,9 @@ class EngineConfig:
         _integer(self.scheduler, "max_num_seqs", 1, 2**16)
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
             _integer(self.scheduler, name, 0)
+        _integer(self.lora, "max_lora_rank", 1, 512)
+        _integer(self.lora, "max_loras", 1, 1024)
+        _integer(self.lora, "max_cpu_loras", 1)
         _integer(self.model, "max_model_len", 1)
         _integer(self.model, "seed", -(2**63), 2**64 - 1)
         if not isinstance(self.model.model, str) or not self.model.model:

@@ -9,6 +9,7 @@ from jaxserve.plan import TokenLogprobs
 from jaxserve.request import FinishReason
 
 __all__ = [
+    "AdapterInfo",
     "CompletionOutput",
     "EngineStats",
     "Logprob",
@@ -203,3 +204,30 @@ class EngineStats:
     def kv_waste(self) -> float:
         """Share of the newest step's blocks that holds no token yet, 0..1: fragmentation within blocks."""
         return 1.0 - self.last_step_kv_tokens / self.last_step_kv_slots if self.last_step_kv_slots else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What is known of a named adapter.
+
+    Attributes:
+        name, path: as they were given.
+        base_model: the name of its base model as it was given, or as its trainer has noted it.
+        key: hex digest of its content.
+        rank, targets: its largest rank, and the projections that it changes.
+        num_bytes: of its factors.
+        in_host: whether they are in host memory now.
+        num_requests: requests that use it.
+        slot: its slot on the device, None while it has none.
+    """
+
+    name: str
+    path: str
+    base_model: str | None
+    key: str
+    rank: int
+    targets: tuple[str, ...]
+    num_bytes: int
+    in_host: bool
+    num_requests: int
+    slot: int | None = None

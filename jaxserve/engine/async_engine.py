@@ -10,13 +10,15 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
-from jaxserve.errors import EngineDeadError, QueueFullError
+from jaxserve.errors import EngineDeadError, LoadError, QueueFullError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
@@ -49,6 +51,7 @@ class AsyncLLM:
         self.model_name = started.model_name
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
+        self.adapters = started.adapters
         self._engine = started.engine
         self._input = started.input_processor()
         self._input.grammars.prepare()
@@ -76,14 +79,15 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt; closing the generator aborts it.
+        """Complete one prompt, with the adapter of a name or the base model; closing the generator aborts it.
 
         Yields deltas as they come, or with ``stream=False`` the one finished output.
 
         Raises:
-            RequestError: it cannot be served as asked; nothing was queued.
+            RequestError: it cannot be served as asked, or there is no such adapter; nothing was queued.
             QueueFullError: too much is waiting already.
             EngineDeadError: the engine has stopped, before or while it was served.
         """
@@ -95,12 +99,13 @@ class AsyncLLM:
         entry = self._streams[request_id] = _Stream(params.n)
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
+        lease = ExitStack()
         try:
             await self._input.grammars.ready(params.structured_outputs)
+            key = await self._take_adapter(adapter, lease)
             # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
-            requests = await asyncio.to_thread(
-                self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt
-            )
+            prepare = partial(self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key)
+            requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -117,6 +122,7 @@ class AsyncLLM:
         finally:
             del self._streams[request_id]
             self._finish(self._output.drop(request_id), FinishReason.ABORT)
+            lease.close()
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its stream gets a last output with finish reason "abort"."""
@@ -143,11 +149,22 @@ class AsyncLLM:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self.adapters.close()
         if self._dead is None:
             self._engine.runner.close()
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
+    async def _take_adapter(self, name: str | None, lease: ExitStack) -> bytes | None:
+        """Key of an adapter, which is kept until the lease ends; one that only lies in a folder is loaded first."""
+        if name is None:
+            return None
+        try:
+            await asyncio.to_thread(self.adapters.prepare, name)
+        except LoadError as error:
+            raise RequestError(str(error), "model") from error
+        return lease.enter_context(self.adapters.lease(name))
+
     def _check_queue(self) -> None:
         # Requests on their way to the engine count too: many may come while it computes one step.
         limit = self.config.scheduler.max_num_queued_reqs

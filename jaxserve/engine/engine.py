@@ -25,6 +25,8 @@ from jaxserve.structured import step_mask
 
 __all__ = ["Engine", "StepClock"]
 
+_IDLE_SECONDS = 0.001
+
 
 @dataclass(slots=True)
 class StepClock:
@@ -140,6 +142,8 @@ class Engine:
                 self._in_flight.append(self.runner.sample(launch, mask))
                 self._note(plan, launch.padded_tokens)
             events += self._settle(self._depth)
+        if not plan and not events and self.scheduler.has_work:  # whoever waits, waits for another thread
+            time.sleep(_IDLE_SECONDS)
         self.clock.seconds += time.perf_counter() - began
         return events
 

@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
-from jaxserve.server import chat, completions, models, operations
+from jaxserve.server import adapters, chat, completions, models, operations
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
@@ -26,6 +26,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         routes=[
             *operations.routes(engine, metrics),
             *models.routes(served),
+            *adapters.routes(engine, served),
             *completions.routes(engine, served, metrics, strict=config.strict_params),
             *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config), strict=config.strict_params),
         ],

@@ -44,7 +44,15 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
         turn = turns.plan(body)
         prompt = await run_in_threadpool(_prompt, engine, body, turn)
         reading = turns.read(turn, prompt)
-        job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], _params(body, reading), body, turn.structure_field)
+        job = Job(
+            f"chatcmpl-{uuid.uuid4().hex}",
+            model,
+            [prompt],
+            _params(body, reading),
+            body,
+            turn.structure_field,
+            models.adapter(model),
+        )
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
             return await EventStream.open(answer.events(), headers=body.headers)

@@ -33,7 +33,8 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body))
-        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field)
+        adapter = models.adapter(model)
+        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field, adapter)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         if body.stream:

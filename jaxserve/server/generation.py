@@ -40,6 +40,7 @@ class Job:
         params: sampling parameters of all of them.
         body: the request as it came.
         structure_field: the field of the request that asks for the output's form.
+        adapter: name of the adapter to generate with, None for the base model.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Job:
     params: SamplingParams
     body: GenerationRequest
     structure_field: str = "structured_outputs"
+    adapter: str | None = None
 
 
 @dataclass
@@ -163,6 +165,7 @@ class Answer(ABC):
             f"{job.id}-{position}",
             priority=job.body.priority or 0,
             cache_salt=job.body.cache_salt,
+            adapter=job.adapter,
             stream=stream,
         )
         with self._metrics.track(job.params.n) as tracker:

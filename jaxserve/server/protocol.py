@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxserve.config import EngineConfig
-from jaxserve.outputs import EngineStats, RequestOutput
+from jaxserve.outputs import AdapterInfo, EngineStats, RequestOutput
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["Engine", "Tokenizer"]
+__all__ = ["Adapters", "Engine", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -34,6 +34,36 @@ class Tokenizer(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """Adapters by name; from any thread.
+
+    Attributes:
+        num_slots, num_bytes: slots on the device, and bytes of all of them.
+    """
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def has(self, name: str) -> bool:
+        """Whether a request may ask for an adapter of this name, be it loaded or not."""
+        ...
+
+    def infos(self) -> list[AdapterInfo]:
+        """All that are loaded."""
+        ...
+
+    def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
+        """Read an adapter, which takes a while. RequestError: the name is taken. LoadError: it cannot be served."""
+        ...
+
+    def unload(self, name: str, *, wait: float | None = None) -> None:
+        """Free an adapter, or wait up to so many seconds until it can be. RequestError: it is in use, or unknown."""
+        ...
+
+
 class Engine(Protocol):
     """An engine as seen from an event loop."""
 
@@ -49,6 +79,9 @@ class Engine(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
+    @property
+    def adapters(self) -> Adapters: ...
+
     def generate(
         self,
         prompt: str | list[int],
@@ -57,6 +90,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request: deltas, or with ``stream`` off one whole. Closing it aborts the request.

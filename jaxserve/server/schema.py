@@ -18,7 +18,7 @@ from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
 
-__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
+__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions", "explain"]
 
 MAX_PROMPTS = 1024
 
@@ -90,7 +90,7 @@ class GenerationRequest(BaseModel):
         try:
             request = cls.model_validate(kept)
         except ValidationError as error:
-            raise _explain(error) from None
+            raise explain(error) from None
         request._ignored = ignored
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
@@ -212,7 +212,8 @@ def _check_tools(request: ChatRequest) -> None:
         raise RequestError(f"tool_choice names {choice['name']!r}, which is none of the tools.", "tool_choice")
 
 
-def _explain(error: ValidationError) -> RequestError:
+def explain(error: ValidationError) -> RequestError:
+    """The first thing that is wrong with a body, by its parameter."""
     first = error.errors(include_url=False)[0]
     param = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -10,8 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.config import EngineConfig
-from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
-from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput, SpeculationStats
+from jaxserve.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    QueueFullError,
+    RequestError,
+    UnsupportedModelError,
+)
+from jaxserve.outputs import (
+    AdapterInfo,
+    CompletionOutput,
+    EngineStats,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationStats,
+)
 from jaxserve.sampling_params import SamplingParams
 
 EOS = 256
@@ -57,6 +71,38 @@ class FakeTokenizer:
 
 
 @dataclass
+class FakeAdapters:
+    """See ``jaxserve.server.protocol.Adapters``: a path is served unless it begins with ``bad``."""
+
+    num_slots: int = 2
+    num_bytes: int = 4096
+    known: dict[str, AdapterInfo] = field(default_factory=dict)
+    lazy: frozenset[str] = frozenset()
+    waits: list[float | None] = field(default_factory=list)
+    used: list[str | None] = field(default_factory=list)
+
+    def has(self, name: str) -> bool:
+        return name in self.known or name in self.lazy
+
+    def infos(self) -> list[AdapterInfo]:
+        return list(self.known.values())
+
+    def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
+        if name in self.known and not replace:
+            raise RequestError(f"lora_name {name!r} is loaded already.", "lora_name")
+        if path.startswith("bad"):
+            raise UnsupportedModelError(f"{path}: the adapter is a DoRA adapter (use_dora).")
+        self.known[name] = AdapterInfo(name, path, base_model, path.encode().hex(), 8, ("q", "v"), 512, True, 0, 1)
+        return self.known[name]
+
+    def unload(self, name: str, *, wait: float | None = None) -> None:
+        if name not in self.known:
+            raise ModelNotFoundError(f"there is no adapter {name!r}.", "lora_name")
+        self.waits.append(wait)
+        del self.known[name]
+
+
+@dataclass
 class FakeEngine:
     """See ``jaxserve.server.protocol.Engine``.
 
@@ -78,6 +124,7 @@ class FakeEngine:
     model_name: str = "fake-model"
     config: EngineConfig = field(default_factory=EngineConfig)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    adapters: FakeAdapters = field(default_factory=FakeAdapters)
     dead: str | None = None
     running: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
@@ -94,6 +141,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         self.check_health()
@@ -102,6 +150,7 @@ class FakeEngine:
         ids = self._check(prompt, params)
         assert request_id not in self.running | self.waiting
         self.submitted.append({"ids": ids, "params": params, "priority": priority, "cache_salt": cache_salt})
+        self.adapters.used.append(adapter)
         times = RequestMetrics(arrived_at=time.monotonic())
         text = prompt if isinstance(prompt, str) else None
         self.waiting.add(request_id)
