@@ -5,7 +5,8 @@ Opening is cheap (settings and headers), so that all that cannot work is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,23 @@ def open_drafts(
     return _open_model(settings, options, tokenizer, model)
 
 
+@contextmanager
+def _refused(why: str = "") -> Iterator[None]:
+    """What cannot be loaded was asked for by a flag; ``why`` comes before the reason."""
+    try:
+        yield
+    except LoadError as error:
+        raise ConfigError(f"--speculative-model: {why}{error}") from error
+
+
 def _nothing(dtype: Any, params: Any) -> None:
     """There are no weights."""
 
 
 def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
     source = settings.model or _trained("medusa", options.model)
-    try:
+    with _refused():
         heads = open_medusa(source, options.download_dir)
-    except LoadError as error:
-        raise ConfigError(f"--speculative-model: {error}") from error
     num_drafts, most = settings.num_drafts, len(heads.paths)
     if settings.is_default:
         num_drafts = min(num_drafts, most)
@@ -101,13 +109,8 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
     proposer = MedusaProposer(heads.paths[:num_drafts])
 
     def load(dtype: Any, params: Any) -> dict[str, Any]:
-        try:
+        with _refused(f"the heads of {source} were made for {heads.base_model} and do not fit {options.model}: "):
             return load_heads(options, heads, (model.hidden_size, model.vocab_size), dtype)
-        except LoadError as error:
-            raise ConfigError(
-                f"--speculative-model: the heads of {source} were made for {heads.base_model} and do not fit "
-                f"{options.model}: {error}"
-            ) from error
 
     settings = replace(settings, method="medusa", num_drafts=num_drafts)
     return OpenedDrafts(settings, None, load, lambda dtype, backend: proposer, proposer.max_depth)
@@ -115,10 +118,8 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
 
 def _open_eagle(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
     source = settings.model or _trained("eagle", options.model)
-    try:
+    with _refused():
         files = open_eagle(source, options.download_dir)
-    except LoadError as error:
-        raise ConfigError(f"--speculative-model: {error}") from error
     for name in ("hidden_size", "vocab_size"):
         own, served = getattr(files.layer, name), getattr(model, name)
         if own != served:
@@ -136,12 +137,8 @@ def _open_eagle(settings: SpeculativeSettings, options: ModelOptions, model: Mod
     head = EagleHead(replace(files.layer, max_position=model.max_position), taps, files.has_bias)
 
     def load(dtype: Any, params: Any) -> dict[str, Any]:
-        try:
+        with _refused(f"the EAGLE head {source} does not fit {options.model}: "):
             return load_eagle(options, files, head, params, dtype)
-        except LoadError as error:
-            raise ConfigError(
-                f"--speculative-model: the EAGLE head {source} does not fit {options.model}: {error}"
-            ) from error
 
     num_drafts, width, depth = settings.num_drafts, settings.width, settings.depth or settings.num_drafts
     return OpenedDrafts(
@@ -175,11 +172,9 @@ def _open_model(
 ) -> OpenedDrafts:
     assert settings.model is not None
     options = replace(options, model=settings.model, tokenizer=None, revision=None, load_format="auto")
-    try:
+    with _refused():
         opened = open_model(options)
         own = load_tokenizer(opened.tokenizer_path, opened.gguf_metadata, None)
-    except LoadError as error:
-        raise ConfigError(f"--speculative-model: {error}") from error
     config = opened.config
     if config.vocab_size != model.vocab_size:
         raise ConfigError(

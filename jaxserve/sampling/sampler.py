@@ -201,13 +201,23 @@ def _unpack(mask: jax.Array, vocab_size: int) -> jax.Array:
     return bits.reshape(mask.shape[0], -1)[:, :vocab_size] == 1
 
 
+def _log_softmax(logits: jax.Array) -> jax.Array:
+    """Log probabilities of logits [P, V], the same bits for a row whatever P is.
+
+    On the CPU XLA sums rows in an order that depends on how many there are, so they are taken one after the other.
+    """
+    return jax.lax.platform_dependent(
+        logits, cpu=lambda rows: jax.lax.map(jax.nn.log_softmax, rows), default=jax.nn.log_softmax
+    )
+
+
 def _with_logprobs(logits: jax.Array, tokens: jax.Array, params: SamplingInput) -> Sampled:
     """Log probabilities in the raw logits [P, V], if some place wants them."""
     num_rows, vocab_size = logits.shape
     top = min(MAX_LOGPROBS, vocab_size)
 
     def measure(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        logprobs = _log_softmax(logits)
         chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
         ranks = (logprobs > chosen).sum(-1).astype(jnp.int32) + 1
         values, ids = jax.lax.top_k(logprobs, top)

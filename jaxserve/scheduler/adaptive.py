@@ -37,7 +37,7 @@ _log = get_logger(__name__)
 _WEIGHT = 0.15
 """Share of the newest observation in a chance."""
 
-_MARGIN = 1.02
+_MARGIN = 1.08
 """How many times the tokens per second of less speculation those of more must promise."""
 
 _SAMPLES = 15  # of which a time is the median

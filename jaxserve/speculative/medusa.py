@@ -14,24 +14,23 @@ A head may know a part of the vocabulary only: what it leaves out is never guess
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.layers import linear, unembed
-from jaxserve.models.decoder import DecoderInput
 from jaxserve.models.params import ParamTree
 from jaxserve.models.spec import ParamSpec, Source, Transform, Use
 from jaxserve.sampling import RowState, rank_plainly
 from jaxserve.speculative.drafts import Proposal
-from jaxserve.speculative.proposer import ProposeInput
+from jaxserve.speculative.proposer import Cacheless, ProposeInput
 
 __all__ = ["MedusaProposer", "head_logits", "medusa_specs"]
 
 
 @dataclass(frozen=True)
-class MedusaProposer:
+class MedusaProposer(Cacheless):
     """A static tree of K tokens.
 
     Its parameters are ``{"heads": [head, …], "vocabulary": [W] int32 or None}``: a head is what ``medusa_specs``
@@ -42,9 +41,6 @@ class MedusaProposer:
     """
 
     paths: tuple[tuple[int, ...], ...]
-    has_cache: ClassVar[bool] = False
-    lookahead: ClassVar[int] = 0
-    taps: ClassVar[None] = None
 
     @property
     def num_drafts(self) -> int:
@@ -60,18 +56,6 @@ class MedusaProposer:
     def is_tree(self) -> bool:
         """Whether it is more than a chain."""
         return self.max_depth < self.num_drafts
-
-    def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
-        """The hidden states of the step are all there is to know."""
-
-    def start(self, state: None, rows: RowState, row: jax.Array, known: jax.Array) -> None:
-        """Nothing is remembered of a row."""
-
-    def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
-        """There are no blocks."""
-
-    def observe(self, params: Any, state: None, rows: jax.Array, step: DecoderInput, states: None) -> None:
-        """Nothing to know."""
 
     def propose(self, params: dict[str, Any], state: None, rows: RowState, work: ProposeInput) -> tuple[None, Proposal]:
         """Trees of K drafts: what the heads would sample, with the noise of their positions."""

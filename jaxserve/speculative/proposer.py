@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxserve.models.decoder import DecoderInput
 from jaxserve.sampling import RowState
 from jaxserve.speculative.drafts import Proposal
 
-__all__ = ["NoProposer", "ProposeInput", "Proposer"]
+__all__ = ["Cacheless", "NoProposer", "ProposeInput", "Proposer"]
 
 
 @struct.dataclass
@@ -93,27 +93,36 @@ class Proposer(Protocol):
         """New state, and drafts of what follows the newest token of each row."""
 
 
-class NoProposer:
+class Cacheless:
+    """The hooks of a proposer without a KV cache, which knows no more than rows and the newest step tell."""
+
+    has_cache: ClassVar[bool] = False
+    lookahead: ClassVar[int] = 0
+    taps: ClassVar[tuple[int, ...] | None] = None
+
+    def initial(self, num_rows: int, num_blocks: int, block_size: int) -> Any:
+        """Nothing to remember."""
+        return None
+
+    def start(self, state: Any, rows: RowState, row: jax.Array, known: jax.Array) -> Any:
+        """Nothing to forget."""
+        return state
+
+    def copy(self, state: Any, source: jax.Array, target: jax.Array) -> Any:
+        """There are no blocks."""
+        return state
+
+    def observe(self, params: Any, state: Any, rows: jax.Array, step: DecoderInput, states: None) -> Any:
+        """What is known of the rows is kept anyway."""
+        return state
+
+
+class NoProposer(Cacheless):
     """Speculation switched off: it guesses nothing."""
 
     num_drafts = 0
     max_depth = 0
     is_tree = False
-    has_cache = False
-    lookahead = 0
-    taps = None
-
-    def initial(self, num_rows: int, num_blocks: int, block_size: int) -> None:
-        """Nothing to remember."""
-
-    def start(self, state: None, rows: RowState, row: jax.Array, known: jax.Array) -> None:
-        """Nothing to forget."""
-
-    def copy(self, state: None, source: jax.Array, target: jax.Array) -> None:
-        """Nothing to copy."""
-
-    def observe(self, params: None, state: None, rows: jax.Array, step: DecoderInput, states: None) -> None:
-        """Nothing to know."""
 
     def propose(self, params: None, state: None, rows: RowState, work: ProposeInput) -> tuple[None, Proposal]:
         """No drafts."""

@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxserve.models.decoder import DecoderInput
 from jaxserve.sampling import RowState
 from jaxserve.speculative.drafts import NO_DRAFT, Proposal
 from jaxserve.speculative.lookup import find_match, follow, newest_tokens
-from jaxserve.speculative.proposer import ProposeInput
+from jaxserve.speculative.proposer import Cacheless, ProposeInput
 
 __all__ = ["Corpus", "SuffixProposer"]
 
@@ -61,7 +60,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class SuffixProposer:
+class SuffixProposer(Cacheless):
     """The longest match of the newest tokens: of equal ones that in the row's own text, then the latest.
 
     Attributes:
@@ -75,9 +74,6 @@ class SuffixProposer:
     shortest: int
     corpus_size: int
     is_tree: ClassVar[bool] = False
-    has_cache: ClassVar[bool] = False
-    lookahead: ClassVar[int] = 0
-    taps: ClassVar[None] = None
 
     @property
     def max_depth(self) -> int:
@@ -96,14 +92,6 @@ class SuffixProposer:
         begin = jnp.where(length > before, jnp.maximum(before - self.longest, 0), length)
         corpus = state.append(rows.history[row], begin, length)
         return replace(corpus, known=state.known.at[row].set(known))
-
-    def copy(self, state: Corpus, source: jax.Array, target: jax.Array) -> Corpus:
-        """There are no blocks."""
-        return state
-
-    def observe(self, params: None, state: Corpus, rows: jax.Array, step: DecoderInput, states: None) -> Corpus:
-        """The history of the rows is kept anyway."""
-        return state
 
     def propose(self, params: None, state: Corpus, rows: RowState, work: ProposeInput) -> tuple[Corpus, Proposal]:
         """Chains of K drafts; none where nothing matches."""

@@ -177,6 +177,15 @@ def test_chat_asks_a_server(url: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out == f"{text}\n{text}\n\n"
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C has its effect, although shells let what they start in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
     loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

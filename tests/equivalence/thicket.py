@@ -44,6 +44,9 @@ class Thicket:
     def initial(self, num_rows: int, num_blocks: int, block_size: int) -> Any:
         return self.chain.initial(num_rows, num_blocks, block_size)
 
+    def start(self, state: Any, rows: RowState, row: jax.Array, known: jax.Array) -> Any:
+        return self.chain.start(state, rows, row, known)
+
     def copy(self, state: Any, source: jax.Array, target: jax.Array) -> Any:
         return self.chain.copy(state, source, target)
 
