@@ -32,7 +32,8 @@ class _Body(BaseModel):
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """The request in ``body``. RequestError: a parameter is unknown, missing, or of the wrong type."""
         try:
-            return cls.model_validate(strip(body, cls.model_fields, {}))
+            kept, _ = strip(body, cls.model_fields, {}, strict=True)
+            return cls.model_validate(kept)
         except ValidationError as error:
             raise explain(error) from None
 
