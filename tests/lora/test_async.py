@@ -58,7 +58,13 @@ def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> None:
         assert engine.stats().num_running == engine.stats().num_waiting == 0
 
     async def main() -> None:
-        settings: dict[str, Any] = {**SETTINGS, "model": str(base), "max_loras": 3, "lora_dir": str(tmp_path)}
+        settings: dict[str, Any] = {
+            **SETTINGS,
+            "max_num_batched_tokens": 8,
+            "model": str(base),
+            "max_loras": 3,
+            "lora_dir": str(tmp_path),
+        }
         engine = AsyncLLM.from_config(EngineConfig.from_flat(settings))
         try:
             await play(engine)
