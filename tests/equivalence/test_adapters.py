@@ -6,11 +6,13 @@ the base model or its heads and verified with the adapter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from jaxserve.engine import Engine
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.speculative import Proposer
 from tests.equivalence import test_eagle, test_medusa, test_speculation, test_suffix
@@ -51,8 +53,9 @@ def expected() -> dict[str, list[int]]:
     }
 
 
-def check(got: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
-    for name, ask in ASKS.items():
+def check(engine: Engine, expected: dict[str, list[int]], asks: Mapping[str, Ask] = ASKS) -> None:
+    got = run(engine, asks)
+    for name, ask in asks.items():
         for i in range(ask.params.n):
             Comparison().same(ask, i, got[f"{name}.{i}"], expected[f"{name}.{i}"])
 
@@ -61,7 +64,7 @@ def check(got: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
 def test_tokens_are_those_of_merged_weights(drafts: str, expected: dict[str, list[int]]) -> None:
     engine = build(proposer=DRAFTS[drafts], num_slots=2, **SMALL)
     for _ in range(2):  # prompts are computed, then cached
-        check(run(engine, ASKS), expected)
+        check(engine, expected)
     assert engine.stats().prefix_hits_total > 0
     if drafts != "none":
         assert engine.stats().speculation.num_accepted_tokens > 0
@@ -70,7 +73,7 @@ def test_tokens_are_those_of_merged_weights(drafts: str, expected: dict[str, lis
 @pytest.mark.parametrize("way", [{"num_blocks": 20}, {"overlap": False}, {"prefix": False}], ids=str)
 def test_no_way_to_serve_changes_a_token(way: dict[str, Any], expected: dict[str, list[int]]) -> None:
     engine = build(proposer=DRAFTS["ngram"], num_slots=2, **SMALL, **way)
-    check(run(engine, ASKS), expected)
+    check(engine, expected, {name: ask for name, ask in ASKS.items() if name != "structured"})  # it may grow too long
     assert (engine.stats().preemptions_total > 0) == ("num_blocks" in way)
 
 
