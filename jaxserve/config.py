@@ -1,17 +1,33 @@
-"""What every engine and server has: model, memory, steps, HTTP, and all of it together."""
+"""Every default and every flag's help, once: frozen dataclasses, one per concern.
+
+The command line (``cli``), the YAML file and the Python API are derived from these fields. A field's metadata holds its
+help text and, where the command line needs it, choices and the form of its value. Names follow vLLM's flags.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from jaxserve.config.features import LoRAConfig, SpeculativeConfig
-from jaxserve.config.flags import check_choices, check_integer, check_texts
-from jaxserve.config.flags import flag as _flag
 from jaxserve.errors import ConfigError, nearest
 
-__all__ = ["CacheConfig", "EngineConfig", "ModelOptions", "RunnerConfig", "SchedulerConfig", "ServerConfig"]
+__all__ = [
+    "CacheConfig",
+    "EngineConfig",
+    "LoRAConfig",
+    "ModelOptions",
+    "RunnerConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "SpeculativeConfig",
+    "check_choices",
+]
+
+
+def _flag(default: Any, help: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,101 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
+class SpeculativeConfig:
+    """Which tokens are guessed ahead; off unless a method is given."""
+
+    title: ClassVar[str] = "speculation"
+    speculative_model: str | None = _flag(
+        None,
+        "What guesses tokens ahead: [ngram] looks for earlier places in the same text, [suffix] in earlier answers as "
+        "well; a smaller model (as MODEL) of the same vocabulary; Medusa heads or an EAGLE head (folder or hub id); or "
+        "medusa or eagle for those that train-draft made.",
+    )
+    num_speculative_tokens: int | None = _flag(
+        None,
+        "Most tokens that are guessed ahead per sequence; 5 by default with [ngram], 8 with [suffix], 4 with a model "
+        "or heads, 8 in trees of EAGLE.",
+    )
+    ngram_prompt_lookup_max: int | None = _flag(
+        None, "Most tokens that a match of [ngram] or [suffix] compares; 4 by default, 8 with [suffix]."
+    )
+    ngram_prompt_lookup_min: int | None = _flag(None, "Fewest tokens that must match; 2 by default.")
+    speculative_eagle_topk: int | None = _flag(
+        None, "EAGLE: guesses that follow each of the most likely ones; 1, the default, is a chain, more are a tree."
+    )
+    speculative_num_steps: int | None = _flag(None, "EAGLE: guesses on the longest path of a tree; 4 by default.")
+    speculative_corpus_size: int | None = _flag(
+        None, "Tokens of earlier answers that [suffix] remembers; 65,536 by default.", human=True
+    )
+    speculative_adaptive: bool = _flag(
+        True, "Verify as many guesses as pay by measurement, maybe none; off verifies all."
+    )
+    speculative_config: str | None = _flag(
+        None,
+        "The same as a JSON object: method, model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, "
+        "corpus_size, eagle_topk, num_steps, acceptance_method, posterior_threshold, posterior_alpha.",
+    )
+    spec_method: str | None = _flag(None, "The method by its name: ngram, suffix, draft_model, medusa or eagle.")
+    spec_model: str | None = _flag(None, "Another name of --speculative-model.")
+    spec_tokens: int | None = _flag(None, "Another name of --num-speculative-tokens.")
+    spec_decoding_acceptance_method: str | None = _flag(
+        None,
+        "Which guesses are kept: rejection_sampler, those that keep the output as it is (the default), or "
+        "typical_acceptance_sampler, all that are likely enough: LOSSY, what is sampled no longer follows the model's "
+        "distribution and depends on the guesses. At temperature 0 both are exact.",
+    )
+    typical_acceptance_sampler_posterior_threshold: float | None = _flag(
+        None, "Typical acceptance keeps a guess of more than this probability; 0.09 by default."
+    )
+    typical_acceptance_sampler_posterior_alpha: float | None = _flag(
+        None, "Or of more than this share of exp(-entropy); by default the square root of the threshold."
+    )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a method is named."""
+        given = (self.speculative_model, self.speculative_config, self.spec_method, self.spec_model)
+        return any(value is not None for value in given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.speculative_config, Mapping):  # as Python callers of vLLM pass it
+            object.__setattr__(self, "speculative_config", json.dumps(dict(self.speculative_config)))
+
+
+@dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters beside the base model; off unless asked for."""
+
+    title: ClassVar[str] = "LoRA adapters"
+    enable_lora: bool = _flag(False, "Serve adapters beside the base model; a request names one as its model.")
+    lora_modules: tuple[str, ...] = _flag(
+        (),
+        "Adapters to load at start: name=path, or a JSON object with name, path and maybe base_model_name. A path is a "
+        "PEFT folder or a hub id.",
+    )
+    max_lora_rank: int = _flag(16, "Largest rank of an adapter; slots have room for it, also where a rank is less.")
+    max_loras: int = _flag(8, "Slots on the device: adapters that one step can use.")
+    max_cpu_loras: int | None = _flag(
+        None, "Most adapters that are kept in host memory, others are read when needed; by default --max-loras."
+    )
+    lora_dir: str | None = _flag(None, "Folder in which an unknown name is looked for as a PEFT folder of that name.")
+    lora_dtype: str = _flag(
+        "auto",
+        "Dtype of adapters in memory; auto is that of activations.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    lora_embeddings: bool = _flag(
+        False, "Room in every slot for adapters that change the embedding or the output head; else these are refused."
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_modules, list | tuple):
+            raise ConfigError(f"lora_modules must be a list, got {self.lora_modules!r}.", "lora_modules")
+        given = (json.dumps(dict(m)) if isinstance(m, Mapping) else m for m in self.lora_modules)
+        object.__setattr__(self, "lora_modules", tuple(given))
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -206,18 +317,18 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for part in self._parts():
             check_choices(part)
-            check_texts(part)
-        check_integer(self.cache, "kv_cache_memory_bytes", 1)
-        check_integer(self.cache, "num_gpu_blocks_override", 2, 2**31 - 1)
-        check_integer(self.scheduler, "max_num_batched_tokens", 1, 2**20)
-        check_integer(self.scheduler, "max_num_seqs", 1, 2**16)
+            _check_texts(part)
+        _integer(self.cache, "kv_cache_memory_bytes", 1)
+        _integer(self.cache, "num_gpu_blocks_override", 2, 2**31 - 1)
+        _integer(self.scheduler, "max_num_batched_tokens", 1, 2**20)
+        _integer(self.scheduler, "max_num_seqs", 1, 2**16)
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
-            check_integer(self.scheduler, name, 0)
-        check_integer(self.lora, "max_lora_rank", 1, 512)
-        check_integer(self.lora, "max_loras", 1, 1024)
-        check_integer(self.lora, "max_cpu_loras", 1)
-        check_integer(self.model, "max_model_len", 1)
-        check_integer(self.model, "seed", -(2**63), 2**64 - 1)
+            _integer(self.scheduler, name, 0)
+        _integer(self.lora, "max_lora_rank", 1, 512)
+        _integer(self.lora, "max_loras", 1, 1024)
+        _integer(self.lora, "max_cpu_loras", 1)
+        _integer(self.model, "max_model_len", 1)
+        _integer(self.model, "seed", -(2**63), 2**64 - 1)
         if not isinstance(self.model.model, str) or not self.model.model:
             raise ConfigError(f"model must be a path, a hub id or an alias, got {self.model.model!r}.")
         if not 0.0 < self.cache.gpu_memory_utilization <= 1.0:
@@ -225,3 +336,29 @@ class EngineConfig:
                 f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.",
                 "gpu_memory_utilization",
             )
+
+
+def check_choices(part: Any) -> None:
+    """Raise ConfigError where a field of ``part`` is not among its choices."""
+    for f in fields(part):
+        choices = f.metadata.get("choices")
+        value = getattr(part, f.name)
+        if choices and value not in choices:
+            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.", f.name)
+
+
+def _integer(part: Any, name: str, low: int, high: int | None = None) -> None:
+    value = getattr(part, name)
+    if value is None:
+        return
+    legal = isinstance(value, int) and not isinstance(value, bool)
+    if not legal or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} must be an integer {limits}, got {value!r}.", name)
+
+
+def _check_texts(part: Any) -> None:
+    """An empty text is never a value: as a path it would be the working folder."""
+    for f in fields(part):
+        if f.name != "model" and getattr(part, f.name) == "":
+            raise ConfigError(f"{f.name} must not be empty.", f.name)
