@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
@@ -21,6 +23,7 @@ from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = ["AsyncLLM"]
 
@@ -34,6 +37,20 @@ class _Stream:
     n: int
     aborted: bool = False
     queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
+
+
+class _Pace:
+    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
+
+    def __init__(self) -> None:
+        self.seconds_per_end = 1.0
+        self._newest = time.monotonic()
+
+    def note(self) -> None:
+        """A request has ended."""
+        now = time.monotonic()
+        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
+        self._newest = now
 
 
 class AsyncLLM:
@@ -54,6 +71,9 @@ class AsyncLLM:
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
+        self._pace = _Pace()
+        self._num_preparing = 0
+        self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
@@ -96,11 +116,12 @@ class AsyncLLM:
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         try:
-            await self._input.grammars.ready(params.structured_outputs)
-            # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
-            requests = await asyncio.to_thread(
-                self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt
-            )
+            with self._preparing():
+                await self._grammar(params)
+                # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
+                requests = await asyncio.to_thread(
+                    self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt
+                )
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -111,6 +132,8 @@ class AsyncLLM:
                 output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
+                if output.finished:
+                    self._pace.note()
                 yield output
                 if output.finished:
                     return
@@ -125,9 +148,13 @@ class AsyncLLM:
         self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
 
     # ------------------------------------------------------------------ state
+    def has_begun(self, request_id: str) -> bool:
+        """Whether an open request has a first token, even if it is answered as a whole."""
+        return self._output.has_begun(request_id)
+
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return self._engine.stats()
+        return replace(self._engine.stats(), num_preparing=self._num_preparing, grammar_seconds=self._grammar_seconds)
 
     def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""
@@ -148,13 +175,34 @@ class AsyncLLM:
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    async def _grammar(self, params: SamplingParams) -> None:
+        """Wait for the request's grammar, if it has one."""
+        if params.structured_outputs is None:
+            return
+        began = time.monotonic()
+        try:
+            await self._input.grammars.ready(params.structured_outputs)
+        finally:
+            self._grammar_seconds.add(time.monotonic() - began)
+
     def _check_queue(self) -> None:
         # Requests on their way to the engine count too: many may come while it computes one step.
         limit = self.config.scheduler.max_num_queued_reqs
         opened = sum(entry.n for entry in self._streams.values())
         waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
         if limit and waiting >= limit:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+            raise QueueFullError(
+                f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).",
+                retry_after=self._pace.seconds_per_end,
+            )
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         try:
