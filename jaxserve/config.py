@@ -12,6 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from jaxserve.errors import ConfigError, nearest
+from jaxserve.http_config import HttpConfig
+from jaxserve.settings import check_choices
+from jaxserve.settings import check_integer as _integer
+from jaxserve.settings import flag as _flag
 
 __all__ = [
     "CacheConfig",
@@ -22,12 +26,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",
-    "check_choices",
 ]
-
-
-def _flag(default: Any, help: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True)
@@ -226,14 +225,11 @@ class LoRAConfig:
 
 
 @dataclass(frozen=True)
-class ServerConfig:
-    """The HTTP server."""
+class ServerConfig(HttpConfig):
+    """The HTTP server: what it serves, and how."""
 
     title: ClassVar[str] = "server"
-    host: str = _flag("127.0.0.1", "Address to listen on.")
-    port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: tuple[str, ...] = _flag((), "Names under which the model is served; by default its own.")
-    api_key: tuple[str, ...] = _flag((), "Keys of which a client must send one; none leaves the server open.")
     strict_params: bool = _flag(
         False, "Refuse parameters that nobody knows; without it the header x-jaxserve-ignored names them."
     )
@@ -262,20 +258,11 @@ class ServerConfig:
         "How the model marks what it thinks before it answers; none leaves that in the answer.",
         choices=("none", "deepseek_r1", "qwen3", "think"),
     )
-    shutdown_timeout: float = _flag(30.0, "Seconds that running requests may still take after SIGTERM.")
-    log_level: str = _flag("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.", "port")
-        if not 0.0 <= self.shutdown_timeout < float("inf"):
-            raise ConfigError(
-                f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.", "shutdown_timeout"
-            )
-        for name in ("api_key", "served_model_name"):
-            if "" in getattr(self, name):
-                raise ConfigError(f"{name} must not hold an empty string.", name)
+        super().__post_init__()
+        if "" in self.served_model_name:
+            raise ConfigError("served_model_name must not hold an empty string.", "served_model_name")
 
 
 @dataclass(frozen=True)
@@ -336,25 +323,6 @@ class EngineConfig:
                 f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.",
                 "gpu_memory_utilization",
             )
-
-
-def check_choices(part: Any) -> None:
-    """Raise ConfigError where a field of ``part`` is not among its choices."""
-    for f in fields(part):
-        choices = f.metadata.get("choices")
-        value = getattr(part, f.name)
-        if choices and value not in choices:
-            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.", f.name)
-
-
-def _integer(part: Any, name: str, low: int, high: int | None = None) -> None:
-    value = getattr(part, name)
-    if value is None:
-        return
-    legal = isinstance(value, int) and not isinstance(value, bool)
-    if not legal or value < low or (high is not None and value > high):
-        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name} must be an integer {limits}, got {value!r}.", name)
 
 
 def _check_texts(part: Any) -> None:

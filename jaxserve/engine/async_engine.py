@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = ["AsyncLLM"]
 
@@ -36,6 +38,20 @@ class _Stream:
     n: int
     aborted: bool = False
     queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
+
+
+class _Pace:
+    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
+
+    def __init__(self) -> None:
+        self.seconds_per_end = 1.0
+        self._newest = time.monotonic()
+
+    def note(self) -> None:
+        """A request has ended."""
+        now = time.monotonic()
+        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
+        self._newest = now
 
 
 class AsyncLLM:
@@ -57,6 +73,9 @@ class AsyncLLM:
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
+        self._pace = _Pace()
+        self._num_preparing = 0
+        self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
@@ -101,11 +120,12 @@ class AsyncLLM:
         engine_id = f"{request_id}#{next(self._count)}"
         lease = ExitStack()
         try:
-            await self._input.grammars.ready(params.structured_outputs)
-            key = await self._take_adapter(adapter, lease)
-            # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
-            prepare = partial(self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key)
-            requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
+            with self._preparing():
+                await self._grammar(params)
+                key = await self._take_adapter(adapter, lease)
+                # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
+                prepare = partial(self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key)
+                requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -116,6 +136,8 @@ class AsyncLLM:
                 output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
+                if output.finished:
+                    self._pace.note()
                 yield output
                 if output.finished:
                     return
@@ -131,9 +153,13 @@ class AsyncLLM:
         self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
 
     # ------------------------------------------------------------------ state
+    def has_begun(self, request_id: str) -> bool:
+        """Whether an open request has a first token, even if it is answered as a whole."""
+        return self._output.has_begun(request_id)
+
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return self._engine.stats()
+        return replace(self._engine.stats(), num_preparing=self._num_preparing, grammar_seconds=self._grammar_seconds)
 
     def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""
@@ -165,13 +191,34 @@ class AsyncLLM:
             raise RequestError(str(error), "model") from error
         return lease.enter_context(self.adapters.lease(name))
 
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    async def _grammar(self, params: SamplingParams) -> None:
+        """Wait for the request's grammar, if it has one."""
+        if params.structured_outputs is None:
+            return
+        began = time.monotonic()
+        try:
+            await self._input.grammars.ready(params.structured_outputs)
+        finally:
+            self._grammar_seconds.add(time.monotonic() - began)
+
     def _check_queue(self) -> None:
         # Requests on their way to the engine count too: many may come while it computes one step.
         limit = self.config.scheduler.max_num_queued_reqs
         opened = sum(entry.n for entry in self._streams.values())
         waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
         if limit and waiting >= limit:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+            raise QueueFullError(
+                f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).",
+                retry_after=self._pace.seconds_per_end,
+            )
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         try:

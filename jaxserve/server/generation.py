@@ -45,7 +45,7 @@ class Job:
 
     id: str
     model: str
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | Sequence[int]]
     params: SamplingParams
     body: GenerationRequest
     structure_field: str = "structured_outputs"
@@ -168,7 +168,7 @@ class Answer(ABC):
             adapter=job.adapter,
             stream=stream,
         )
-        with self._metrics.track(job.params.n) as tracker:
+        with self._metrics.track(job.params) as tracker:
             async with aclosing(generated) as results:
                 try:
                     async for result in results:
@@ -192,6 +192,11 @@ def _check_ends(result: RequestOutput) -> None:
 
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
     """Items of all streams as they come, each with its stream's number. If one fails, or this is closed, all are."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
     inbox: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=len(streams))
 
     async def forward(number: int, stream: AsyncGenerator[RequestOutput, None]) -> None:

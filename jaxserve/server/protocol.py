@@ -21,6 +21,10 @@ class Tokenizer(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    def encode_prompt(self, text: str, max_model_len: int, /) -> list[int]:
+        """Token ids of a prompt. PromptTooLongError: they leave no room in a context of so many."""
+        ...
+
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
@@ -84,7 +88,7 @@ class Engine(Protocol):
 
     def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | Sequence[int],
         params: SamplingParams,
         request_id: str,
         *,
@@ -97,6 +101,10 @@ class Engine(Protocol):
 
         RequestError: bad input, at the first iteration. QueueFullError, EngineDeadError: no work is taken.
         """
+        ...
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether an open request has a first token, even if it is answered as a whole."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -6,7 +6,7 @@ Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``Sa
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
@@ -170,6 +170,8 @@ class ChatRequest(GenerationRequest):
 
     unsupported = CHAT_UNSUPPORTED
 
+    _prompt_ids: Sequence[int] = PrivateAttr(())
+
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -199,6 +201,15 @@ class ChatRequest(GenerationRequest):
             )
         _check_tools(request)
         return request
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's token ids where the body was read in another process, which keeps the messages; else empty."""
+        return self._prompt_ids
+
+    @prompt_ids.setter
+    def prompt_ids(self, ids: Sequence[int]) -> None:
+        self._prompt_ids = ids
 
 
 def _check_tools(request: ChatRequest) -> None:

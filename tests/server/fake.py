@@ -13,6 +13,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.errors import (
     EngineDeadError,
     ModelNotFoundError,
+    PromptTooLongError,
     QueueFullError,
     RequestError,
     UnsupportedModelError,
@@ -40,6 +41,12 @@ class FakeTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def encode_prompt(self, text: str, max_model_len: int, /) -> list[int]:
+        ids = self.encode(text)
+        if len(ids) >= max_model_len:
+            raise PromptTooLongError.of_tokens(max_model_len, len(ids))
+        return ids
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str:
         special = b"" if skip_special_tokens else b"<eos>"
@@ -128,6 +135,7 @@ class FakeEngine:
     dead: str | None = None
     running: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
     aborted: int = 0
     finished: int = 0
     submitted: list[dict[str, Any]] = field(default_factory=list)
@@ -135,7 +143,7 @@ class FakeEngine:
 
     async def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | Sequence[int],
         params: SamplingParams,
         request_id: str,
         *,
@@ -168,6 +176,7 @@ class FakeEngine:
                 times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
                 times.first_token_at = times.first_token_at or time.monotonic()
+                self.begun.add(request_id)
                 ended = all(c.finish_reason for c in completions)
                 times.finished_at = time.monotonic() if ended else 0.0
                 if ended:
@@ -182,6 +191,10 @@ class FakeEngine:
             self.aborted += not ended
             self.running.discard(request_id)
             self.waiting.discard(request_id)
+            self.begun.discard(request_id)
+
+    def has_begun(self, request_id: str) -> bool:
+        return request_id in self.begun
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -211,12 +224,12 @@ class FakeEngine:
             await asyncio.sleep(0.005)
         self.dead = "the engine was shut down"
 
-    def _check(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise RequestError("prompt must not be empty: it holds no token.", "prompt")
         if len(ids) >= self.max_model_len:
-            raise RequestError(f"This model's maximum context length is {self.max_model_len} tokens.", "prompt")
+            raise PromptTooLongError.of_tokens(self.max_model_len, len(ids))
         structure = params.structured_outputs
         if structure is not None and structure.regex == "[a-":
             raise RequestError("structured_outputs.regex cannot be used: it has no end.", "structured_outputs")
