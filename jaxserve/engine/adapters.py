@@ -18,7 +18,7 @@ from jaxserve.logging import get_logger
 from jaxserve.lora.layout import Layout
 from jaxserve.lora.store import AdapterStore
 from jaxserve.models.config import ModelConfig
-from jaxserve.outputs import AdapterInfo
+from jaxserve.outputs import AdapterInfo, AdapterStats
 from jaxserve.runner import Adapters, check_adapter_room
 from jaxserve.scheduler import AdapterSlots, AdmissionRule
 
@@ -50,6 +50,10 @@ class EngineAdapters(Protocol):
 
     def infos(self) -> list[AdapterInfo]:
         """All that are loaded."""
+        ...
+
+    def stats(self) -> AdapterStats | None:
+        """How they share their slots; None if there are none."""
         ...
 
     def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
@@ -94,6 +98,9 @@ class NoAdapters:
     def infos(self) -> list[AdapterInfo]:
         """None."""
         return []
+
+    def stats(self) -> None:
+        """None."""
 
     def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
         """RequestError: adapters are off."""
@@ -142,6 +149,16 @@ class ServedAdapters:
         """All that are loaded, in order of loading."""
         resident = {} if self._slots is None else self._slots.resident
         return [replace(info, slot=resident.get(bytes.fromhex(info.key))) for info in self._store.infos()]
+
+    def stats(self) -> AdapterStats | None:
+        """How they share their slots. Of an adapter that was replaced, both versions count under its name."""
+        if (slots := self._slots) is None:
+            return None
+        held = {key.hex() for key in slots.held}
+        used = [info for info in self._store.infos() if info.num_requests]
+        running = tuple(info.name for info in used if info.key in held)
+        waiting = tuple(info.name for info in used if info.key not in held)
+        return AdapterStats(self.num_slots, running, waiting, slots.evictions_total, slots.load_seconds)
 
 
 def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) -> EngineAdapters:

@@ -159,7 +159,12 @@ class AsyncLLM:
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return replace(self._engine.stats(), num_preparing=self._num_preparing, grammar_seconds=self._grammar_seconds)
+        return replace(
+            self._engine.stats(),
+            num_preparing=self._num_preparing,
+            grammar_seconds=self._grammar_seconds,
+            adapters=self.adapters.stats(),
+        )
 
     def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""
