@@ -65,6 +65,7 @@ class AsyncLLM:
         self.tokenizer = started.tokenizer
         self.model_config = started.model_config
         self.model_name = started.model_name
+        self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
         self.adapters = started.adapters

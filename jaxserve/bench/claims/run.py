@@ -1,4 +1,4 @@
-"""Checks claims one after the other, on engines that are started one after the other.
+"""Checks claims one after the other.
 
 Both ways of a claim have the same model, memory and requests, and run in one process. Figures are medians over repeats;
 each repeat has other text of the same lengths, so that no cache answers it.
@@ -13,7 +13,6 @@ from typing import Any
 
 from jaxserve.bench.claims.claim import Claim, Figures, Outcome, Sizes
 from jaxserve.bench.claims.registry import CLAIMS
-from jaxserve.bench.machine import CpuMeter
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 
@@ -23,11 +22,19 @@ _KV_SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 
 
 def choose(names: str | None) -> list[Claim]:
-    """The claims of these names, with commas; None is all. ConfigError: there is none of a name."""
-    wanted = list(CLAIMS) if names is None else [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in CLAIMS]:
-        raise ConfigError(f"there is no claim {unknown[0]!r}; there are {', '.join(CLAIMS)}.")
-    return [CLAIMS[name] for name in dict.fromkeys(wanted)]
+    """The claims of these names, with commas; None is all, and ``lora`` those that begin with ``lora-``.
+
+    ConfigError: there is none of a name.
+    """
+    if names is None:
+        return list(CLAIMS.values())
+    found: dict[str, Claim] = {}
+    for name in (name.strip() for name in names.split(",")):
+        meant = {known: claim for known, claim in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
+        if not meant:
+            raise ConfigError(f"there is no claim {name!r}; there are {', '.join(CLAIMS)}.")
+        found |= meant
+    return list(found.values())
 
 
 def claims_config(config: EngineConfig, sizes: Sizes) -> EngineConfig:
@@ -56,14 +63,12 @@ def check_claims(
 def _check(claim: Claim, config: EngineConfig, sizes: Sizes, repeats: int, tell: Callable[[str], None]) -> Outcome:
     measured: dict[str, list[Figures]] = {claim.off: [], claim.on: []}
     shares: list[float | None] = []
-    for way, settings in zip(measured, claim.settings(sizes, config), strict=True):
-        tell(f"{claim.name}: starting an engine ({way})")
-        with claim.session(EngineConfig.from_flat({**config.flat(), **settings}), sizes) as measure:
-            for repeat in range(repeats):
-                tell(f"{claim.name}: {way}, run {repeat + 1} of {repeats}")
-                with CpuMeter() as meter:
-                    measured[way].append(measure(config.model.seed + repeat))
-                shares.append(meter.foreign)
+    runs = claim.procedure.run(
+        (claim.off, claim.on), config, sizes, repeats, lambda line: tell(f"{claim.name}: {line}")
+    )
+    for way, figures, foreign in runs:
+        measured[way].append(figures)
+        shares.append(foreign)
     medians = {way: _medians(figures) for way, figures in measured.items()}
     return Outcome(claim, medians, measured, max((share for share in shares if share is not None), default=None))
 
