@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.bench.claims import CLAIMS, FULL, QUICK, Claim, Figure, Outcome, Sizes, check_claims, choose, report, show
+from jaxserve.bench.claims.claim import OneByOne
 from jaxserve.bench.claims.run import claims_config
 from jaxserve.cli import main
 from jaxserve.config import EngineConfig
@@ -35,6 +36,7 @@ TINY = Sizes(
     chunk=8,
     copied=(24, 20),
     batches=(1, 2),
+    tunes=1,  # several engines at once would have one runner here
 )
 
 
@@ -91,14 +93,62 @@ def test_speculation_is_compared_with_plain_decoding(started: list[EngineConfig]
         assert off[f"{kind}, tokens per verify"] == 1 <= on[f"{kind}, tokens per verify"] <= 5
         assert all(figures[f"{kind}, {batch} at once"] > 0 for batch in (1, 2) for figures in (off, on))
     assert on["copying, tokens per verify"] > 1
-    ways = CLAIMS["speculation"].settings(FULL, EngineConfig())
+    procedure = CLAIMS["speculation"].procedure
+    assert isinstance(procedure, OneByOne)
+    ways = procedure.settings(FULL, EngineConfig())
     assert [way["speculative_model"] for way in ways] == [None, "[ngram]"]
+
+
+@pytest.fixture
+def few_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as engines have slots in any case."""
+    for name, count in {"_MIXED": 4, "_HELD": 4, "_LOADED": 2, "_PAUSE": 0.01}.items():
+        monkeypatch.setattr(f"jaxserve.bench.claims.lora.{name}", count)
+
+
+@pytest.mark.usefixtures("few_adapters")
+def test_fine_tunes_are_engines_or_adapters_of_one(started: list[EngineConfig]) -> None:
+    outcome = check("lora-servers", max_lora_rank=4)
+    assert [config.lora.enable_lora for config in started] == [True, False]
+    off, on = outcome.medians.values()
+    assert 0 < off["weights and adapters"] < on["weights and adapters"]
+    assert min(on["tokens/s"], off["tokens/s"]) > 0
+    assert not outcome.checks[0].holds
+
+
+@pytest.mark.usefixtures("few_adapters")
+def test_costs_of_adapters_are_measured_in_turns(started: list[EngineConfig]) -> None:
+    config = EngineConfig.from_flat({"block_size": 8, "max_lora_rank": 4})
+    unused, mixed = check_claims(config, choose("lora-unused,lora-mixed"), TINY, 3, lambda line: None)
+    assert [config.lora.enable_lora for config in started] == [False, True, True]
+    for outcome in (unused, mixed):
+        assert [len(repeats) for repeats in outcome.repeats.values()] == [3, 3]
+        assert all(figures["tokens/s"] > 0 for figures in outcome.medians.values())
+
+
+@pytest.mark.usefixtures("few_adapters")
+def test_memory_counts_slots_and_what_is_on_the_host(started: list[EngineConfig]) -> None:
+    off, on = check("lora-memory", max_lora_rank=4).medians.values()
+    assert (off["slots"], off["all"]) == (0, off["weights"])
+    assert on["weights"] == off["weights"]
+    assert on["all"] > on["weights"] + on["slots"]
+    assert started[1].lora.lora_target_modules == ("q_proj", "v_proj")
+
+
+@pytest.mark.usefixtures("few_adapters")
+def test_adapters_are_loaded_under_streams(started: list[EngineConfig]) -> None:
+    outcome = check("lora-loading", max_lora_rank=4, max_num_seqs=4)
+    for figures in outcome.medians.values():
+        assert 0 < figures["median gap"] <= figures["p99 gap"] <= figures["longest gap"]
+        assert figures["until an answer"] > 0
 
 
 @pytest.mark.parametrize(("asked", "seats"), [(None, 16), (4, 9), (12, 12)])
 def test_long_prompts_find_a_seat_beside_the_streams(asked: int | None, seats: int) -> None:
     config = claims_config(EngineConfig.from_flat({"max_num_seqs": asked}), FULL)
-    ways = CLAIMS["chunked-prefill"].settings(FULL, config)
+    procedure = CLAIMS["chunked-prefill"].procedure
+    assert isinstance(procedure, OneByOne)
+    ways = procedure.settings(FULL, config)
     assert [way["max_num_seqs"] for way in ways] == [seats, seats]
     assert [way["max_num_batched_tokens"] for way in ways] == [2048, 512]
 
@@ -137,6 +187,7 @@ def test_claims_are_chosen_by_name() -> None:
     assert [claim.name for claim in choose(None)] == list(CLAIMS)
     assert [claim.name for claim in choose("prefix-caching, paged-kv")] == ["prefix-caching", "paged-kv"]
     assert [claim.name for claim in choose("paged-kv, paged-kv")] == ["paged-kv"]
+    assert {claim.name for claim in choose("lora")} == {name for name in CLAIMS if name.startswith("lora-")}
     with pytest.raises(ConfigError, match="there is no claim 'speed'; there are paged-kv, continuous-batching"):
         choose("speed")
 

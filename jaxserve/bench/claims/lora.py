@@ -31,7 +31,7 @@ from jaxserve.bench.claims.claim import (
 )
 from jaxserve.bench.records import percentile
 from jaxserve.bench.workloads import Text
-from jaxserve.config import EngineConfig
+from jaxserve.config import EngineConfig, LoRAConfig
 from jaxserve.engine import LLM, AsyncLLM, LoRARequest
 from jaxserve.engine.random_adapters import write_random_adapter
 
@@ -40,6 +40,9 @@ __all__ = ["LORA"]
 _MIXED = 8
 """Rows of a batch, which have an adapter each, or one together."""
 
+_SLOTS = 4
+"""Where fewer would do."""
+
 _HELD = 30
 _LOADED = 10
 _PAUSE = 0.1  # seconds between two loads
@@ -47,8 +50,9 @@ _PAUSE = 0.1  # seconds between two loads
 _OFF = {"enable_lora": False, "lora_modules": (), "lora_dir": None, "lora_target_modules": ()}
 
 
-def _on(num_slots: int) -> dict[str, Any]:
-    return {"enable_lora": True, "max_loras": num_slots, "max_cpu_loras": None, "lora_modules": (), "lora_dir": None}
+def _on(count: int) -> dict[str, Any]:
+    slots = max(_SLOTS, count)
+    return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": None, "lora_modules": (), "lora_dir": None}
 
 
 def _with(config: EngineConfig, **settings: Any) -> EngineConfig:
@@ -56,9 +60,8 @@ def _with(config: EngineConfig, **settings: Any) -> EngineConfig:
 
 
 @contextmanager
-def _made(llm: LLM | AsyncLLM, count: int) -> Iterator[list[tuple[str, str]]]:
+def _made(llm: LLM | AsyncLLM, lora: LoRAConfig, count: int) -> Iterator[list[tuple[str, str]]]:
     """Names and paths of adapters for an engine, which are not loaded yet."""
-    lora = llm.config.lora
     narrow = {"targets": tuple(name.removesuffix("_proj") for name in lora.lora_target_modules)}
     more = narrow if lora.lora_target_modules else {}
     with TemporaryDirectory() as folder:
@@ -71,7 +74,8 @@ def _made(llm: LLM | AsyncLLM, count: int) -> Iterator[list[tuple[str, str]]]:
 @contextmanager
 def _opened(config: EngineConfig, count: int) -> Iterator[tuple[LLM, Sequence[int], list[LoRARequest]]]:
     """An engine with so many adapters, all of which are in a slot; and the text."""
-    with open_engine(_with(config, **_on(count))) as (llm, tokens), _made(llm, count) as made:
+    config = _with(config, **_on(count))
+    with open_engine(config) as (llm, tokens), _made(llm, config.lora, count) as made:
         adapters = [LoRARequest(name, number, path) for number, (name, path) in enumerate(made, start=1)]
         llm.generate([tokens[:8]] * count, exactly(2), lora_request=adapters, use_tqdm=False)
         yield llm, tokens, adapters
@@ -164,7 +168,8 @@ def _least(share: float, what: str) -> Callable[[Figures, Figures], list[Check]]
 @contextmanager
 def _memory(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
     """All adapters in host memory, and slots for all of them, if there are any."""
-    with LLM(**config.flat()) as llm, _made(llm, _HELD if config.lora.enable_lora else 0) as made:
+    count = _HELD if config.lora.enable_lora else 0
+    with LLM(**config.flat()) as llm, _made(llm, config.lora, count) as made:
         for name, path in made:
             llm.adapters.load(name, path)
         weights = llm.engine.runner.weight_bytes / 2**20
@@ -184,7 +189,8 @@ Prepare = Callable[[int], Coroutine[Any, Any, str]]
 @contextmanager
 def _loading(config: EngineConfig, sizes: Sizes) -> Iterator[tuple[Measure, Measure]]:
     """Streams with an adapter beside short requests of another one; the same, but each has one that is loaded."""
-    with open_streams(_with(config, **_on(4))) as (llm, tokens, runner), _made(llm, 2 + _LOADED) as made:
+    config = _with(config, **_on(_SLOTS))
+    with open_streams(config) as (llm, tokens, runner), _made(llm, config.lora, 2 + _LOADED) as made:
         for name, path in made[:2]:
             llm.adapters.load(name, path)
         new = dict(made[2:])
