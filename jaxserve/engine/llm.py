@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from tqdm.auto import tqdm
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.adapters import EngineAdapters
 from jaxserve.engine.engine import StepClock
+from jaxserve.engine.lora_request import LoRARequest
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineDeadError, RequestError
+from jaxserve.errors import EngineDeadError, LoadError, RequestError
 from jaxserve.outputs import EngineStats, RequestOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
 
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -46,6 +50,7 @@ class LLM:
         self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
+        self.adapters = started.adapters
         self._input = started.input_processor()
         self._count = 0
 
@@ -55,6 +60,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids), in one batch.
@@ -63,6 +69,7 @@ class LLM:
             prompts: one prompt or several.
             sampling_params: for all prompts, or one each.
             use_tqdm: show a progress bar.
+            lora_request: an adapter for all prompts, or one each, None being the base model (with ``enable_lora``).
             priority: one number per prompt, lower is served first (with ``scheduling_policy="priority"``).
 
         Returns:
@@ -80,16 +87,18 @@ class LLM:
             raise RequestError(f"{len(ranks)} priorities for {len(many)} prompts.", "priority")
         output = OutputProcessor(self.tokenizer)
         batch, order = [], []
-        for prompt, wanted, rank in zip(many, params, ranks, strict=True):
-            request_id = f"llm-{self._count}"
-            self._count += 1
-            requests = self._input.prepare(request_id, prompt, wanted, priority=rank)
-            text = prompt if isinstance(prompt, str) else None
-            output.add(request_id, text, requests, stream=False)
-            batch += requests
-            order.append(request_id)
-        self.engine.add(batch)
-        finished = self._run(output, order, use_tqdm)
+        with ExitStack() as leases:
+            keys = _lease(self.adapters, lora_request, len(many), leases)
+            for prompt, wanted, rank, key in zip(many, params, ranks, keys, strict=True):
+                request_id = f"llm-{self._count}"
+                self._count += 1
+                requests = self._input.prepare(request_id, prompt, wanted, priority=rank, adapter=key)
+                text = prompt if isinstance(prompt, str) else None
+                output.add(request_id, text, requests, stream=False)
+                batch += requests
+                order.append(request_id)
+            self.engine.add(batch)
+            finished = self._run(output, order, use_tqdm)
         return [finished[request_id] for request_id in order]
 
     def chat(
@@ -101,6 +110,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of such lists), in one batch."""
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
@@ -113,11 +123,11 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return self.engine.stats()
+        return replace(self.engine.stats(), adapters=self.adapters.stats())
 
     def step_stats(self) -> dict[str, float]:
         """Where time and KV memory went since ``reset_step_stats``: all of a ``StepClock``, and ``host_seconds``."""
@@ -131,6 +141,7 @@ class LLM:
     def shutdown(self) -> None:
         """Release device memory. The object is of no use afterwards; calling it twice is harmless."""
         if (engine := self.__dict__.pop("engine", None)) is not None:
+            self.adapters.close()
             engine.runner.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -163,6 +174,28 @@ class LLM:
             self.engine.abandon()
             raise
         return finished
+
+
+def _lease(adapters: EngineAdapters, asked: Adapters, count: int, leases: ExitStack) -> list[bytes | None]:
+    """Keys of the adapters of ``count`` prompts, kept until ``leases`` ends; those that are not loaded are loaded."""
+    many = [asked] * count if asked is None or isinstance(asked, LoRARequest) else list(asked)
+    if len(many) != count or not all(each is None or isinstance(each, LoRARequest) for each in many):
+        raise RequestError(f"lora_request must be a LoRARequest, or a list of {count}, one per prompt.", "lora_request")
+    try:
+        for request in {each for each in many if each is not None}:
+            _load(adapters, request)
+    except LoadError as error:
+        raise RequestError(str(error), "lora_request") from error
+    return [None if each is None else leases.enter_context(adapters.lease(each.lora_name)) for each in many]
+
+
+def _load(adapters: EngineAdapters, request: LoRARequest) -> None:
+    name, path = request.lora_name, request.lora_path
+    loaded = {info.name: info.path for info in adapters.infos()}
+    if request.load_inplace or (path and path != loaded.get(name)):
+        adapters.load(name, path, base_model=request.base_model_name, replace=request.load_inplace)
+    else:
+        adapters.prepare(name)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

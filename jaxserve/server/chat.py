@@ -11,43 +11,47 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.generation import Answer, Job
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import chat_logprobs
-from jaxserve.server.messages import render
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
+from jaxserve.server.prompts import chat_prompt
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import EventStream
-from jaxserve.server.turns import Reading, Turn, Turns
+from jaxserve.server.turns import Reading
 
 __all__ = ["routes"]
 
-_TEMPLATE_OWN = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "return_dict", "tokenize", "tools"}
-)
-"""Names that ``chat_template_kwargs`` must leave alone: other parameters decide them."""
 
-
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns, *, strict: bool) -> list[Route]:
-    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
+    """Routes of this family."""
+    turns = intake.rules.turns
 
     async def create(request: Request) -> Response:
-        body = ChatRequest.parse(await read_object(request), strict=strict)
+        body = await intake.chat(request)
         model = models.resolve(body.model)
         turn = turns.plan(body)
-        prompt = await run_in_threadpool(_prompt, engine, body, turn)
+        prompt = body.prompt_ids or await run_in_threadpool(chat_prompt, engine.tokenizer, body, turn)
         reading = turns.read(turn, prompt)
-        job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], _params(body, reading), body, turn.structure_field)
+        job = Job(
+            f"chatcmpl-{uuid.uuid4().hex}",
+            model,
+            [prompt],
+            _params(body, reading),
+            body,
+            turn.structure_field,
+            models.adapter(model),
+        )
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
-            return await EventStream.open(answer.events(), headers=body.headers)
+            return EventStream(answer.events(), headers=body.headers)
         return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
@@ -61,25 +65,6 @@ def _params(body: ChatRequest, reading: Reading) -> SamplingParams:
         logprobs=num_top,
         structured_outputs=reading.structure,
         **kept,
-    )
-
-
-def _prompt(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
-    """The conversation as token ids, special tokens and all."""
-    continued = bool(body.continue_final_message)
-    generation_prompt = not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    settings = body.chat_template_kwargs or {}
-    if clash := _TEMPLATE_OWN & settings.keys():
-        name = f"chat_template_kwargs.{min(clash)}"
-        raise RequestError(f"{name} is not allowed; there is a parameter for it, or it is not supported.", name)
-    messages, options = turn.put(render(body.messages))
-    return engine.tokenizer.apply_chat_template(
-        messages,
-        add_generation_prompt=generation_prompt,
-        continue_final_message=continued,
-        chat_template=body.chat_template,
-        **options,
-        **settings,
     )
 
 

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.server.generation import Answer, Job
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import TextOffsets, completion_logprobs
 from jaxserve.server.models import ServedModels
 from jaxserve.server.protocol import Engine
@@ -25,19 +26,20 @@ from jaxserve.server.sse import EventStream
 __all__ = ["routes"]
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bool) -> list[Route]:
-    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
+    """Routes of this family."""
 
     async def create(request: Request) -> Response:
-        body = CompletionRequest.parse(await read_object(request), strict=strict)
+        body = await intake.completion(request)
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body))
-        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field)
+        adapter = models.adapter(model)
+        job = Job(f"cmpl-{uuid.uuid4().hex}", model, body.prompt, params, body, structure.field, adapter)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         if body.stream:
-            return await EventStream.open(answer.events(), headers=body.headers)
+            return EventStream(answer.events(), headers=body.headers)
         return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/completions", create, methods=["POST"])]

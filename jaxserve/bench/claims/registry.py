@@ -9,7 +9,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, exactly, offline, online
+from jaxserve.bench.claims.claim import (
+    Check,
+    Claim,
+    Figure,
+    Figures,
+    OneByOne,
+    Sizes,
+    Ways,
+    exactly,
+    offline,
+    online,
+)
+from jaxserve.bench.claims.lora import LORA
 from jaxserve.bench.claims.speculation import SPECULATION
 from jaxserve.bench.records import percentile
 from jaxserve.bench.workloads import Text, mixed_lengths
@@ -34,6 +46,7 @@ FULL = Sizes(
     chunk=512,
     copied=(256, 96),
     batches=(1, 8, 32),
+    tunes=3,
 )
 QUICK = replace(
     FULL,
@@ -171,8 +184,7 @@ CLAIMS: Mapping[str, Claim] = {
             "KV memory of one size: contiguous regions, or blocks",
             "contiguous",
             "paged",
-            _same_anywhere(kv_reservation=("contiguous", "paged")),
-            offline(_paged_kv),
+            OneByOne(_same_anywhere(kv_reservation=("contiguous", "paged")), offline(_paged_kv)),
             (
                 Figure("sequences at once", "", True, 0),
                 Figure("tokens/s", "", True),
@@ -186,8 +198,7 @@ CLAIMS: Mapping[str, Claim] = {
             "unequal requests: static batches, or a batch that is formed anew at every step",
             "static",
             "continuous",
-            _batching,
-            offline(_continuous_batching),
+            OneByOne(_batching, offline(_continuous_batching)),
             (Figure("tokens/s", "", True), Figure("mean latency", "s", False, 2)),
             _more("tokens/s", "more tokens per second"),
         ),
@@ -196,8 +207,7 @@ CLAIMS: Mapping[str, Claim] = {
             "time to the first token of requests that share a long prefix",
             "cache off",
             "cache on",
-            _same_anywhere(enable_prefix_caching=(False, True)),
-            offline(_prefix_caching),
+            OneByOne(_same_anywhere(enable_prefix_caching=(False, True)), offline(_prefix_caching)),
             (Figure("later requests", "ms", False), Figure("first request", "ms", False)),
             _less("later requests", "later requests start sooner (ms)"),
         ),
@@ -206,8 +216,7 @@ CLAIMS: Mapping[str, Claim] = {
             "gaps between tokens of running streams while long prompts arrive",
             "whole",
             "chunked",
-            _prefill,
-            online(_chunked_prefill),
+            OneByOne(_prefill, online(_chunked_prefill)),
             (
                 Figure("p99 gap", "ms", False),
                 Figure("longest gap", "ms", False),
@@ -217,5 +226,6 @@ CLAIMS: Mapping[str, Claim] = {
             _less("p99 gap", "the worst gaps are shorter (ms)"),
         ),
         SPECULATION,
+        *LORA,
     )
 }

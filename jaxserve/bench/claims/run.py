@@ -1,21 +1,18 @@
 """Checks claims one after the other.
 
-Both ways of a claim have the same model, memory and requests, and run in one process. They take turns, part by part of
-what is measured: a machine that is slow for a while is so for both. Figures are medians over repeats; each repeat has
-other text of the same lengths, so that no cache answers it.
+Both ways of a claim have the same model, memory and requests, and run in one process. Figures are medians over repeats;
+each repeat has other text of the same lengths, so that no cache answers it.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
-from jaxserve.bench.claims.claim import Claim, Figures, Measure, Outcome, Sizes
+from jaxserve.bench.claims.claim import Claim, Figures, Outcome, Sizes
 from jaxserve.bench.claims.registry import CLAIMS
-from jaxserve.bench.machine import CpuMeter
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 
@@ -25,11 +22,19 @@ _KV_SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 
 
 def choose(names: str | None) -> list[Claim]:
-    """The claims of these names, with commas; None is all. ConfigError: there is none of a name."""
-    wanted = list(CLAIMS) if names is None else [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in CLAIMS]:
-        raise ConfigError(f"there is no claim {unknown[0]!r}; there are {', '.join(CLAIMS)}.")
-    return [CLAIMS[name] for name in dict.fromkeys(wanted)]
+    """The claims of these names, with commas; None is all, and ``lora`` those that begin with ``lora-``.
+
+    ConfigError: there is none of a name.
+    """
+    if names is None:
+        return list(CLAIMS.values())
+    found: dict[str, Claim] = {}
+    for name in (name.strip() for name in names.split(",")):
+        meant = {known: claim for known, claim in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
+        if not meant:
+            raise ConfigError(f"there is no claim {name!r}; there are {', '.join(CLAIMS)}.")
+        found |= meant
+    return list(found.values())
 
 
 def claims_config(config: EngineConfig, sizes: Sizes) -> EngineConfig:
@@ -56,29 +61,16 @@ def check_claims(
 
 
 def _check(claim: Claim, config: EngineConfig, sizes: Sizes, repeats: int, tell: Callable[[str], None]) -> Outcome:
-    ways = (claim.off, claim.on)
-    measured: dict[str, list[Figures]] = {way: [] for way in ways}
+    measured: dict[str, list[Figures]] = {claim.off: [], claim.on: []}
     shares: list[float | None] = []
-    with ExitStack() as engines:
-        measures: list[Measure] = []
-        for way, settings in zip(ways, claim.settings(sizes, config), strict=True):
-            tell(f"{claim.name}: starting an engine ({way})")
-            flat = {**config.flat(), **settings}
-            measures.append(engines.enter_context(claim.session(EngineConfig.from_flat(flat), sizes)))
-        for repeat in range(repeats):
-            tell(f"{claim.name}: run {repeat + 1} of {repeats}")
-            with CpuMeter() as meter:
-                parts = zip(*(measure(config.model.seed + repeat) for measure in measures), strict=True)
-                for way, figures in zip(ways, _merged(parts), strict=True):
-                    measured[way].append(figures)
-            shares.append(meter.foreign)
+    runs = claim.procedure.run(
+        (claim.off, claim.on), config, sizes, repeats, lambda line: tell(f"{claim.name}: {line}")
+    )
+    for way, figures, foreign in runs:
+        measured[way].append(figures)
+        shares.append(foreign)
     medians = {way: _medians(figures) for way, figures in measured.items()}
     return Outcome(claim, medians, measured, max((share for share in shares if share is not None), default=None))
-
-
-def _merged(parts: Iterable[tuple[Figures, ...]]) -> list[Figures]:
-    """All figures of each way."""
-    return [{key: value for part in way for key, value in part.items()} for way in zip(*parts, strict=True)]
 
 
 def _medians(repeats: Sequence[Figures]) -> Figures:
