@@ -228,6 +228,9 @@ class ServerConfig:
         "How the model marks what it thinks before it answers; none leaves that in the answer.",
         choices=("none", "deepseek_r1", "qwen3", "think"),
     )
+    max_stored_responses: int = _flag(
+        1000, "Responses of /v1/responses that are kept for retrieval and to go on from; 0 keeps none."
+    )
     shutdown_timeout: float = _flag(30.0, "Seconds that running requests may still take after SIGTERM.")
     log_level: str = _flag("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
 
@@ -238,6 +241,10 @@ class ServerConfig:
         if not 0.0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(
                 f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.", "shutdown_timeout"
+            )
+        if self.max_stored_responses < 0:
+            raise ConfigError(
+                f"max_stored_responses must be 0 or more, got {self.max_stored_responses}.", "max_stored_responses"
             )
         for name in ("api_key", "served_model_name"):
             if "" in getattr(self, name):

@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
-from jaxserve.server import chat, completions, models, operations
+from jaxserve.server import anthropic, chat, completions, models, operations, responses
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
@@ -22,15 +22,21 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     """The ASGI app that serves ``engine``. It neither starts nor stops the engine."""
     served = models.ServedModels(engine, config.served_model_name)
     metrics = Metrics(served.names[0], engine.max_model_len, engine.stats)
+    turns = Turns(engine.tokenizer, config)
     app = Starlette(
         routes=[
             *operations.routes(engine, metrics),
             *models.routes(served),
             *completions.routes(engine, served, metrics, strict=config.strict_params),
-            *chat.routes(engine, served, metrics, Turns(engine.tokenizer, config), strict=config.strict_params),
+            *chat.routes(engine, served, metrics, turns, strict=config.strict_params),
+            *responses.routes(
+                engine, served, metrics, turns, store_size=config.max_stored_responses, strict=config.strict_params
+            ),
+            *anthropic.routes(engine, served, metrics, turns, strict=config.strict_params),
         ],
         middleware=[
             Middleware(RequestId),
+            Middleware(anthropic.Dialect),
             Middleware(ApiKey, keys=config.api_key),
             Middleware(AbortOnDisconnect),
             Middleware(AnswerErrors),

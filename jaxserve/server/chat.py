@@ -6,33 +6,25 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.request import FinishReason
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.exchange import put
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.logprobs import chat_logprobs
-from jaxserve.server.messages import render
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import EventStream
-from jaxserve.server.turns import Reading, Turn, Turns
+from jaxserve.server.turns import Reading, Turns
 
 __all__ = ["routes"]
-
-_TEMPLATE_OWN = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "return_dict", "tokenize", "tools"}
-)
-"""Names that ``chat_template_kwargs`` must leave alone: other parameters decide them."""
 
 
 def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns, *, strict: bool) -> list[Route]:
@@ -41,46 +33,13 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
     async def create(request: Request) -> Response:
         body = ChatRequest.parse(await read_object(request), strict=strict)
         model = models.resolve(body.model)
-        turn = turns.plan(body)
-        prompt = await run_in_threadpool(_prompt, engine, body, turn)
-        reading = turns.read(turn, prompt)
-        job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], _params(body, reading), body, turn.structure_field)
+        job, reading = await put(engine, turns, body, f"chatcmpl-{uuid.uuid4().hex}", model)
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
             return await EventStream.open(answer.events(), headers=body.headers)
         return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
-
-
-def _params(body: ChatRequest, reading: Reading) -> SamplingParams:
-    num_top = (body.top_logprobs or 0) if body.logprobs else None
-    kept = {"skip_special_tokens": False} if reading.keep_special else {}
-    return body.sampling(
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=num_top,
-        structured_outputs=reading.structure,
-        **kept,
-    )
-
-
-def _prompt(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
-    """The conversation as token ids, special tokens and all."""
-    continued = bool(body.continue_final_message)
-    generation_prompt = not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    settings = body.chat_template_kwargs or {}
-    if clash := _TEMPLATE_OWN & settings.keys():
-        name = f"chat_template_kwargs.{min(clash)}"
-        raise RequestError(f"{name} is not allowed; there is a parameter for it, or it is not supported.", name)
-    messages, options = turn.put(render(body.messages))
-    return engine.tokenizer.apply_chat_template(
-        messages,
-        add_generation_prompt=generation_prompt,
-        continue_final_message=continued,
-        chat_template=body.chat_template,
-        **options,
-        **settings,
-    )
 
 
 class _ChatAnswer(Answer):

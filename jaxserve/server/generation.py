@@ -24,7 +24,7 @@ from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import GenerationRequest, StreamOptions
 from jaxserve.server.structure import renamed
 
-__all__ = ["Answer", "Job", "Usage"]
+__all__ = ["Answer", "Generation", "Job", "Usage"]
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -87,70 +87,24 @@ class Usage:
         return usage
 
 
-class Answer(ABC):
-    """One answer in the making. Subclasses say how its choices look.
+class Generation:
+    """The work on one HTTP request: what it asks the engine, what comes back, and what it cost.
 
     Attributes:
-        plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
         prompt_param: the parameter that holds the prompt, named when the engine refuses it.
+        usage: token counts so far.
     """
 
-    plain_object: str
-    chunk_object: str
     prompt_param: str = "prompt"
 
     def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
         self._engine = engine
         self._metrics = metrics
         self._job = job
-        self._created = int(time.time())
-        self._usage = Usage(engine.config.speculative.is_asked)
+        self.usage = Usage(engine.config.speculative.is_asked)
 
-    @abstractmethod
-    def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
-
-    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
-        """The completions of a finished prompt that are answered with: all of them."""
-        return result.outputs
-
-    async def whole(self) -> dict[str, Any]:
-        """The plain answer."""
-        choices: list[dict[str, Any]] = []
-        async with aclosing(self._outputs(stream=False)) as outputs:
-            async for position, result in outputs:
-                self._usage.add(position, result)
-                for output in self.picked(result):
-                    choices.extend(self.choices(position, result, output))
-        choices.sort(key=lambda choice: int(choice["index"]))
-        return {**self._envelope(self.plain_object), "choices": choices, "usage": self._usage.shown()}
-
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of the stream."""
-        options = self._job.body.stream_options or StreamOptions()
-        envelope = self._envelope(self.chunk_object)
-        async with aclosing(self._outputs(stream=True)) as outputs:
-            async for position, result in outputs:
-                self._usage.add(position, result)
-                for output in result.outputs:
-                    for choice in self.choices(position, result, output):
-                        chunk = {**envelope, "choices": [choice]}
-                        if options.continuous_usage_stats:
-                            chunk["usage"] = self._usage.shown()
-                        elif options.include_usage:
-                            chunk["usage"] = None
-                        yield chunk
-        if options.include_usage:
-            yield {**envelope, "choices": [], "usage": self._usage.shown()}
-
-    def index(self, position: int, output: CompletionOutput) -> int:
-        """The number of a choice among those of all prompts."""
-        return position * self._job.body.num_choices + output.index
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
-
-    def _outputs(self, *, stream: bool) -> Outputs:
+    def outputs(self, *, stream: bool) -> Outputs:
+        """Outputs of all prompts as they come, or each prompt's finished one, with the prompt's position."""
         if self._job.body.priority and self._engine.config.scheduler.scheduling_policy != "priority":
             raise RequestError("priority needs a server with --scheduling-policy priority.", "priority")
         return _merge([self._one(position, stream) for position in range(len(self._job.prompts))])
@@ -176,6 +130,65 @@ class Answer(ABC):
                     if error.param == "prompt":
                         raise RequestError(str(error), self.prompt_param) from error
                     raise renamed(error, job.structure_field) from error
+
+
+class Answer(Generation, ABC):
+    """One answer in the making, of choices. Subclasses say how these look.
+
+    Attributes:
+        plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
+    """
+
+    plain_object: str
+    chunk_object: str
+
+    def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
+        super().__init__(engine, metrics, job)
+        self._created = int(time.time())
+
+    @abstractmethod
+    def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
+
+    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
+        """The completions of a finished prompt that are answered with: all of them."""
+        return result.outputs
+
+    async def whole(self) -> dict[str, Any]:
+        """The plain answer."""
+        choices: list[dict[str, Any]] = []
+        async with aclosing(self.outputs(stream=False)) as outputs:
+            async for position, result in outputs:
+                self.usage.add(position, result)
+                for output in self.picked(result):
+                    choices.extend(self.choices(position, result, output))
+        choices.sort(key=lambda choice: int(choice["index"]))
+        return {**self._envelope(self.plain_object), "choices": choices, "usage": self.usage.shown()}
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the stream."""
+        options = self._job.body.stream_options or StreamOptions()
+        envelope = self._envelope(self.chunk_object)
+        async with aclosing(self.outputs(stream=True)) as outputs:
+            async for position, result in outputs:
+                self.usage.add(position, result)
+                for output in result.outputs:
+                    for choice in self.choices(position, result, output):
+                        chunk = {**envelope, "choices": [choice]}
+                        if options.continuous_usage_stats:
+                            chunk["usage"] = self.usage.shown()
+                        elif options.include_usage:
+                            chunk["usage"] = None
+                        yield chunk
+        if options.include_usage:
+            yield {**envelope, "choices": [], "usage": self.usage.shown()}
+
+    def index(self, position: int, output: CompletionOutput) -> int:
+        """The number of a choice among those of all prompts."""
+        return position * self._job.body.num_choices + output.index
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
 
 
 def _check_ends(result: RequestOutput) -> None:

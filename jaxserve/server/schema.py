@@ -1,4 +1,4 @@
-"""The two request bodies as pydantic models, and one way to read them.
+"""Request bodies as pydantic models, and one way to read them.
 
 Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``SamplingParams`` has them.
 """
@@ -18,7 +18,7 @@ from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
 
-__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
+__all__ = ["MAX_PROMPTS", "Body", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
 
 MAX_PROMPTS = 1024
 
@@ -40,11 +40,38 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What both endpoints take. None is what a client gets by leaving a parameter out."""
+class Body(BaseModel):
+    """The body of a request. None is what a client gets by leaving a parameter out.
+
+    Attributes:
+        unsupported: parameters that are refused, unless they ask for nothing: see ``compatibility``.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]]
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
+        unknown."""
+        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
+        try:
+            request = cls.model_validate(kept)
+        except ValidationError as error:
+            raise _explain(error) from None
+        request._ignored = ignored
+        return request
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer that tell of the request."""
+        return ignored_header(self._ignored)
+
+
+class GenerationRequest(Body):
+    """What the generating endpoints of OpenAI share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -80,18 +107,9 @@ class GenerationRequest(BaseModel):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
-        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
-        unknown."""
-        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
-        try:
-            request = cls.model_validate(kept)
-        except ValidationError as error:
-            raise _explain(error) from None
-        request._ignored = ignored
+        request = super().parse(body, strict=strict)
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
         return request
@@ -106,11 +124,6 @@ class GenerationRequest(BaseModel):
         """The form that the output must have. RequestError: it is not valid, or there are two."""
         guided = {name: value for name in GUIDED if (value := getattr(self, name)) is not None}
         return Structure(self.response_format, self.structured_outputs, guided, self.guided_whitespace_pattern)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of the answer that tell of the request."""
-        return ignored_header(self._ignored)
 
     @property
     def num_choices(self) -> int:
@@ -213,6 +226,7 @@ def _check_tools(request: ChatRequest) -> None:
 
 
 def _explain(error: ValidationError) -> RequestError:
+    """The first fault that pydantic found, in one line that names the parameter."""
     first = error.errors(include_url=False)[0]
     param = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from jaxserve.server.errors import describe
 from jaxserve.server.jsonio import dumps
 
-__all__ = ["KEEP_ALIVE_SECONDS", "EventStream"]
+__all__ = ["KEEP_ALIVE_SECONDS", "EventStream", "NamedEventStream"]
 
 KEEP_ALIVE_SECONDS = 15.0
 
@@ -28,6 +28,7 @@ class EventStream(Response):
     """A response made of the events of a generator, which is closed however the response ends."""
 
     media_type = "text/event-stream"
+    farewell = b"data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -60,12 +61,20 @@ class EventStream(Response):
             raise
         return stream
 
+    def encode(self, event: Event) -> bytes:
+        """The lines of an event."""
+        return b"data: " + dumps(event)
+
+    def explain(self, error: Exception) -> Event:
+        """The event that tells of an error."""
+        return describe(error).body()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             while event := await self._next(send):
-                await _write(send, b"data: " + dumps(event))
-            await _write(send, b"data: [DONE]", more=False)
+                await _write(send, self.encode(event))
+            await send({"type": "http.response.body", "body": self.farewell})
         finally:
             await self._close()
 
@@ -76,7 +85,7 @@ class EventStream(Response):
         try:
             event = self._pending.result()
         except Exception as error:
-            event = describe(error).body()
+            event = self.explain(error)
         # The generator is finished after an error, so that its next step is the end.
         self._pending = asyncio.create_task(self._advance())
         return event
@@ -90,5 +99,14 @@ class EventStream(Response):
         await self._events.aclose()
 
 
-async def _write(send: Send, line: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": line + b"\n\n", "more_body": more})
+class NamedEventStream(EventStream):
+    """Events whose type is told in a line of its own as well, and which end without a mark."""
+
+    farewell = b""
+
+    def encode(self, event: Event) -> bytes:
+        return b"event: " + event["type"].encode("ascii") + b"\n" + super().encode(event)
+
+
+async def _write(send: Send, lines: bytes) -> None:
+    await send({"type": "http.response.body", "body": lines + b"\n\n", "more_body": True})

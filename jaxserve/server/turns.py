@@ -126,6 +126,11 @@ class Turns:
         special = {tokenizer.token_bytes(token) for token in tokenizer.special_ids}
         self._special = frozenset(piece.decode("utf-8", "replace") for piece in special)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether thoughts are told from answers."""
+        return bool(self._reasoning)
+
     def plan(self, body: ChatRequest) -> Turn:
         """What ``body`` asks for. RequestError: it cannot be served."""
         if body.chat_template is not None and not self._trusts_templates:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -52,7 +53,11 @@ def _serve(engine: FakeEngine, config: ServerConfig) -> Iterator[str]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[FakeEngine], str]]:
-    """Serves an engine on a port of its own until the test ends; gives the URL."""
+def serve() -> Iterator[Callable[..., str]]:
+    """Serves an engine, with settings of the server, on a port of its own until the test ends; gives the URL."""
     with ExitStack() as stack:
-        yield lambda engine: stack.enter_context(_serve(engine, ServerConfig(port=0)))
+
+        def start(engine: FakeEngine, **settings: Any) -> str:
+            return stack.enter_context(_serve(engine, ServerConfig(port=0, **settings)))
+
+        yield start
