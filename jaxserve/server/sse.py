@@ -105,7 +105,7 @@ class NamedEventStream(EventStream):
     farewell = b""
 
     def encode(self, event: Event) -> bytes:
-        return b"event: " + event["type"].encode("ascii") + b"\n" + super().encode(event)
+        return b"event: " + str(event["type"]).encode("ascii") + b"\n" + super().encode(event)
 
 
 async def _write(send: Send, lines: bytes) -> None:
