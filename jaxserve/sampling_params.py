@@ -129,6 +129,7 @@ class SamplingParams:
         ignore_eos: do not end at the model's end-of-sequence tokens.
         min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length.
         logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest (of the raw logits).
+        prompt_logprobs: as ``logprobs``, of the prompt's tokens; all of it is computed then, cached or not.
         logit_bias: token id -> value added to its logit, from -100 to 100.
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not appear.
@@ -152,6 +153,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = 16
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
@@ -192,6 +194,7 @@ class SamplingParams:
         for name, low, high in (
             ("max_tokens", 1, 2**63 - 1),
             ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
             ("seed", *_SEED_RANGE),
         ):
             if getattr(self, name) is not None:

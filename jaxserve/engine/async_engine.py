@@ -77,10 +77,12 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt; closing the generator aborts it.
 
-        Yields deltas as they come, or with ``stream=False`` the one finished output.
+        Yields deltas as they come, or with ``stream=False`` the one finished output. With ``pooling``
+        ("mean" or "last") that holds an embedding of the prompt.
 
         Raises:
             RequestError: it cannot be served as asked; nothing was queued.
@@ -99,7 +101,13 @@ class AsyncLLM:
             await self._input.grammars.ready(params.structured_outputs)
             # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
             requests = await asyncio.to_thread(
-                self._input.prepare, engine_id, prompt, params, priority=priority, cache_salt=cache_salt
+                self._input.prepare,
+                engine_id,
+                prompt,
+                params,
+                priority=priority,
+                cache_salt=cache_salt,
+                pooling=pooling,
             )
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)

@@ -51,11 +51,15 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: bytes | None = None,
+        pooling: str = "",
     ) -> list[Request]:
         """Engine requests of one user request, ``params.n`` of them.
 
         Their ids are ``request_id`` if it is one, else ``request_id-i``. Where ``max_tokens`` asks for more than is
-        left of the context, what is left is the limit. Raises RequestError naming the field at fault.
+        left of the context, what is left is the limit. The prompt is read for one of them only: its ``pooling``
+        ("mean", "last", or "" for none) and the log probabilities of its tokens.
+
+        Raises RequestError naming the field at fault.
         """
         ids = self._prompt_ids(prompt)
         self._check_ids("stop_token_ids", params.stop_token_ids)
@@ -77,7 +81,7 @@ class InputProcessor:
                 Request(
                     id=request_id if params.n == 1 else f"{request_id}-{i}",
                     prompt=ids,
-                    params=single,
+                    params=replace(single, prompt_logprobs=None) if requests else single,
                     seed=_child_seed(seed, i),
                     stop_ids=stop_ids,
                     max_total=min(self._max_model_len, room),
@@ -85,6 +89,7 @@ class InputProcessor:
                     adapter=adapter,
                     cache_salt=cache_salt,
                     priority=priority,
+                    pooling="" if requests else pooling,
                     constraint=make_constraint(
                         single,
                         vocab_size=self._vocab_size,

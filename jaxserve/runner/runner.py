@@ -28,6 +28,7 @@ from jaxserve.runner.compiled import CompileCounter, Programs
 from jaxserve.runner.drafter import COPIES, Drafter
 from jaxserve.runner.handle import StepHandle
 from jaxserve.runner.programs import Newest
+from jaxserve.runner.reader import PromptParts, PromptReader
 from jaxserve.runner.state import DeviceState
 from jaxserve.sampling import RowState, history_counts, make_sampling_input
 from jaxserve.speculative import NoProposer, Proposer, TypicalAcceptance
@@ -63,13 +64,14 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A dispatched forward pass: rows in the step's order, hidden states on the device, and what it ran with."""
+    """A dispatched forward pass: rows in the step's order, hidden states on the device, what it ran with and read."""
 
     plan: StepPlan
     ordered: list[RowPlan] = field(default_factory=list)
     hidden: jax.Array | None = None
     bucket: Bucket = NO_BUCKET
     step: StepInput | None = None
+    parts: PromptParts | None = None
 
     @property
     def padded_tokens(self) -> int:
@@ -132,6 +134,7 @@ class Runner:
             backend=shape.backend,
             is_tree=proposer.is_tree,
         )
+        self._reader = PromptReader(self._head, self._hidden)
         self._typical = typical
         self._forward = Programs(self._lower_forward)
         self._sample = Programs(self._lower_sample)
@@ -150,9 +153,10 @@ class Runner:
         has_prefill = any(len(row.tokens) > 1 for row in ordered)
         bucket = self.buckets.pick(plan.num_tokens, len(ordered), has_prefill=has_prefill)
         step = self._step_input(ordered, bucket)
-        kv, hidden = self._forward[bucket](self.params, self._state.kv, self._newest(), step)
+        kv, hidden, chunks = self._forward[bucket](self.params, self._state.kv, self._newest(), step)
         self._state = replace(self._state, kv=kv)
-        return Launch(plan, ordered, hidden, bucket, step)
+        parts = self._reader.read(ordered, step.query_start, chunks)
+        return Launch(plan, ordered, hidden, bucket, step, parts)
 
     def sample(self, launch: Launch, mask: NDArray[np.uint32] | None) -> StepHandle:
         """Dispatch sampling of a launch's rows, and proposing what may follow.
@@ -173,11 +177,11 @@ class Runner:
             self._state = DeviceState(kv=self._compactor.compact(self._state.kv, rows, order), rows=rows)
         if not plan.proposes:
             self._drafter.skip(launch.ordered)
-            return StepHandle(plan, padded_tokens, order, sampled, reached)
+            return StepHandle(plan, padded_tokens, order, sampled, reached, parts=launch.parts)
         drafts = self._drafter.propose(
             launch.ordered, launch.bucket, launch.step, self._state.rows, launch.hidden, self._state.kv.states
         )
-        return StepHandle(plan, padded_tokens, order, sampled, reached, drafts)
+        return StepHandle(plan, padded_tokens, order, sampled, reached, drafts, launch.parts)
 
     def wait(self) -> None:
         """Wait until the device has done all that was dispatched."""
@@ -196,7 +200,14 @@ class Runner:
         forward = [(self._forward, bucket) for bucket in self.buckets.forward()]
         sample = [(self._sample, places) for places in self.buckets.places]
         rare: list[tuple[Programs, Any]] = [(self._rare, "copy"), (self._rare, "load")]
-        return [*forward, *sample, *rare, *self._compactor.programs(), *self._drafter.programs()]
+        return [
+            *forward,
+            *sample,
+            *rare,
+            *self._reader.programs(),
+            *self._compactor.programs(),
+            *self._drafter.programs(),
+        ]
 
     # ------------------------------------------------------------------ parts
     def _step_input(self, ordered: list[RowPlan], bucket: Bucket) -> StepInput:
