@@ -13,10 +13,12 @@ from jaxserve.request import FinishReason
 
 __all__ = [
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineStats",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "ScoringOutput",
     "SpeculationStats",
     "TokenEvent",
 ]
@@ -165,6 +167,24 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     embedding: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    """What the model makes of a prompt: float32 [E], or as many dimensions as were asked."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How likely a text is after another: the mean log probability of its tokens."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    score: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class SamplingParams:
         stop: strings that end the output; the one that completes earliest wins.
         stop_token_ids: token ids that end the output.
         ignore_eos: do not end at the model's end-of-sequence tokens.
-        min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length.
+        min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length. With
+            ``prompt_logprobs``, ``max_tokens`` may be 0.
         logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest (of the raw logits).
         prompt_logprobs: as ``logprobs``, of the prompt's tokens; all of it is computed then, cached or not.
         logit_bias: token id -> value added to its logit, from -100 to 100.
@@ -192,7 +193,7 @@ class SamplingParams:
         _number(self, "repetition_penalty", 0.0, 1e4, open_low=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)
         for name, low, high in (
-            ("max_tokens", 1, 2**63 - 1),
+            ("max_tokens", 1 if self.prompt_logprobs is None else 0, 2**63 - 1),
             ("logprobs", 0, MAX_LOGPROBS),
             ("prompt_logprobs", 0, MAX_LOGPROBS),
             ("seed", *_SEED_RANGE),

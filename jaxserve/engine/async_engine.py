@@ -48,6 +48,7 @@ class AsyncLLM:
         self.model_config = started.model_config
         self.model_name = started.model_name
         self.max_model_len = started.max_model_len
+        self.hidden_size = started.model_config.hidden_size
         self.startup_phases = started.phases
         self._engine = started.engine
         self._input = started.input_processor()

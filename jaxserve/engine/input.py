@@ -72,7 +72,7 @@ class InputProcessor:
         endless = params.ignore_eos and grammar is None
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else self._eos_ids)
         bad_word_ids = self._bad_word_ids(params.bad_words)
-        room = self._max_model_len if params.max_tokens is None else len(ids) + params.max_tokens
+        room = self._max_model_len if params.max_tokens is None else len(ids) + max(1, params.max_tokens)
         seed = self._request_seed(params.seed)
         single = replace(params, n=1)
         requests: list[Request] = []
@@ -81,7 +81,7 @@ class InputProcessor:
                 Request(
                     id=request_id if params.n == 1 else f"{request_id}-{i}",
                     prompt=ids,
-                    params=replace(single, prompt_logprobs=None) if requests else single,
+                    params=single,
                     seed=_child_seed(seed, i),
                     stop_ids=stop_ids,
                     max_total=min(self._max_model_len, room),
@@ -89,7 +89,8 @@ class InputProcessor:
                     adapter=adapter,
                     cache_salt=cache_salt,
                     priority=priority,
-                    pooling="" if requests else pooling,
+                    pooling=pooling,
+                    is_read=bool(requests),
                     constraint=make_constraint(
                         single,
                         vocab_size=self._vocab_size,

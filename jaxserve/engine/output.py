@@ -199,7 +199,9 @@ class _Completion:
         metrics.scheduled_at = metrics.scheduled_at or event.scheduled_at
         if event.token_ids:
             metrics.first_token_at = metrics.first_token_at or now
-        for i, token in enumerate(event.token_ids):
+        # Behind a prompt that was only to be read, a token is sampled all the same, and nobody's.
+        only_read = self.request.pooling or self.request.params.max_tokens == 0
+        for i, token in enumerate(() if only_read else event.token_ids):
             self._new.token_ids.append(token)
             self._num_tokens += 1
             if self._new.logprobs is not None and event.logprobs is not None:
@@ -212,7 +214,8 @@ class _Completion:
                 return
         if event.finish is not None and not self._match(self._detokenizer.flush()):
             self._texts.append(self._matcher.flush())
-            self._finish(event.finish.value, event.stop_reason)
+            reason = FinishReason.LENGTH if only_read and event.finish is FinishReason.STOP else event.finish
+            self._finish(reason.value, event.stop_reason)
             self._new.error = event.error
 
     def _match(self, text: str) -> bool:

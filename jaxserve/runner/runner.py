@@ -107,7 +107,7 @@ class Runner:
         self.compiles = CompileCounter()
         self.params = params
         self._taps = proposer.taps or ()
-        self._head = {name: params[name] for name in ("embed", "lm_head") if name in params}
+        self._head: dict[str, Any] = {name: params[name] for name in ("embed", "lm_head") if name in params}
         pool = (shape.num_blocks, shape.block_size, config.num_kv_heads, config.head_dim)
         self._state = DeviceState(
             kv=KVCache.zeros(config.num_layers, pool, shape.dtype, state_size=state_size(config, proposer.taps)),

@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
-from jaxserve.server import anthropic, chat, completions, models, operations, responses
+from jaxserve.server import anthropic, chat, completions, embeddings, models, operations, responses, scores
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
@@ -32,6 +32,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             *responses.routes(
                 engine, served, metrics, turns, store_size=config.max_stored_responses, strict=config.strict_params
             ),
+            *embeddings.routes(engine, served, metrics, config),
+            *scores.routes(engine, served, metrics, strict=config.strict_params),
             *anthropic.routes(engine, served, metrics, turns, strict=config.strict_params),
         ],
         middleware=[

@@ -16,7 +16,7 @@ from jaxserve.request import FinishReason
 from jaxserve.server.exchange import put
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.jsonio import read_object, respond
-from jaxserve.server.logprobs import chat_logprobs
+from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
 from jaxserve.server.protocol import Engine
@@ -52,6 +52,8 @@ class _ChatAnswer(Answer):
         self._reading = reading
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        if result.prompt_logprobs is not None:
+            self.extras["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
         parser = self._reading.output_parser()
         piece = parser.push(output.text, last=True)
         only_other = not piece.content and bool(piece.calls or piece.reasoning)

@@ -37,7 +37,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
     "return_token_ids": (False,),
@@ -52,7 +51,6 @@ COMPLETION_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **_UNSUPPORTED,
     "add_special_tokens": (True,),
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

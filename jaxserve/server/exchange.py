@@ -94,10 +94,8 @@ class Exchange(Generation):
     """The one answer to one chat, as it is written."""
 
     def __init__(self, engine: Engine, metrics: Metrics, job: Job, reading: Reading, names: Mapping[str, str]) -> None:
-        super().__init__(
-            engine, metrics, replace(job, structure_field=names.get(job.structure_field, job.structure_field))
-        )
-        self.prompt_param = names.get("messages", "messages")
+        job = replace(job, structure_field=names.get(job.structure_field, job.structure_field))
+        super().__init__(engine, metrics, job, prompt_param=names.get("messages", "messages"))
         self.id = job.id
         self.model = job.model
         self.reading = reading

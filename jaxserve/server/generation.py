@@ -21,7 +21,7 @@ from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
 from jaxserve.server.protocol import Engine
-from jaxserve.server.schema import GenerationRequest, StreamOptions
+from jaxserve.server.schema import GenerationRequest, Scheduled, StreamOptions
 from jaxserve.server.structure import renamed
 
 __all__ = ["Answer", "Generation", "Job", "Usage"]
@@ -40,14 +40,16 @@ class Job:
         params: sampling parameters of all of them.
         body: the request as it came.
         structure_field: the field of the request that asks for the output's form.
+        pooling: what is made of the prompts' hidden states: "mean", "last", or "" for nothing.
     """
 
     id: str
     model: str
     prompts: Sequence[str | list[int]]
     params: SamplingParams
-    body: GenerationRequest
+    body: Scheduled
     structure_field: str = "structured_outputs"
+    pooling: str = ""
 
 
 @dataclass
@@ -97,7 +99,8 @@ class Generation:
 
     prompt_param: str = "prompt"
 
-    def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, job: Job, *, prompt_param: str | None = None) -> None:
+        self.prompt_param = prompt_param or self.prompt_param
         self._engine = engine
         self._metrics = metrics
         self._job = job
@@ -118,6 +121,7 @@ class Generation:
             priority=job.body.priority or 0,
             cache_salt=job.body.cache_salt,
             stream=stream,
+            pooling=job.pooling,
         )
         with self._metrics.track(job.params.n) as tracker:
             async with aclosing(generated) as results:
@@ -137,6 +141,7 @@ class Answer(Generation, ABC):
 
     Attributes:
         plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
+        extras: what else the plain answer holds.
     """
 
     plain_object: str
@@ -145,6 +150,13 @@ class Answer(Generation, ABC):
     def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
         super().__init__(engine, metrics, job)
         self._created = int(time.time())
+        self.extras: dict[str, Any] = {}
+
+    @property
+    def body(self) -> GenerationRequest:
+        """The request as it came."""
+        assert isinstance(self._job.body, GenerationRequest), "only such requests have choices"
+        return self._job.body
 
     @abstractmethod
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
@@ -163,11 +175,11 @@ class Answer(Generation, ABC):
                 for output in self.picked(result):
                     choices.extend(self.choices(position, result, output))
         choices.sort(key=lambda choice: int(choice["index"]))
-        return {**self._envelope(self.plain_object), "choices": choices, "usage": self.usage.shown()}
+        return {**self._envelope(self.plain_object), "choices": choices, "usage": self.usage.shown(), **self.extras}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the stream."""
-        options = self._job.body.stream_options or StreamOptions()
+        options = self.body.stream_options or StreamOptions()
         envelope = self._envelope(self.chunk_object)
         async with aclosing(self.outputs(stream=True)) as outputs:
             async for position, result in outputs:
@@ -185,7 +197,7 @@ class Answer(Generation, ABC):
 
     def index(self, position: int, output: CompletionOutput) -> int:
         """The number of a choice among those of all prompts."""
-        return position * self._job.body.num_choices + output.index
+        return position * self.body.num_choices + output.index
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}

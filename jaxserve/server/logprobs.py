@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.outputs import CompletionOutput, Logprob
 from jaxserve.server.protocol import Tokenizer
 
-__all__ = ["TextOffsets", "chat_logprobs", "completion_logprobs"]
+__all__ = [
+    "TextOffsets",
+    "chat_logprobs",
+    "completion_logprobs",
+    "echoed_logprobs",
+    "joined_logprobs",
+    "prompt_logprobs",
+]
 
 _LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot hold."""
@@ -21,14 +28,22 @@ class TextOffsets:
     A character may span tokens; all of them begin where it does.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        """With ``skip_special``, special tokens are no part of the text."""
         self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
+
+    def text(self, token_id: int) -> str:
+        """How a token is shown."""
+        return self._tokenizer.token_text(token_id)
 
     def next(self, token_id: int) -> int:
         """The offset of the next token."""
         offset = self._length
+        if token_id in self._skipped:
+            return offset
         self._length += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return offset
 
@@ -40,8 +55,53 @@ def completion_logprobs(output: CompletionOutput, offsets: TextOffsets) -> dict[
     """
     if output.logprobs is None:
         return None
+    return _parallel(output.token_ids, output.logprobs, offsets)
+
+
+def echoed_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob] | None], offsets: TextOffsets, num_top: int
+) -> dict[str, Any]:
+    """The same lists for a prompt that is echoed. Its first token follows nothing: it has no log probability."""
+    kept = [
+        None
+        if entries is None
+        else {id: entry for id, entry in entries.items() if id == token or (entry.rank or 0) <= num_top}
+        for token, entries in zip(token_ids, logprobs, strict=True)
+    ]
+    return _parallel(token_ids, kept, offsets)
+
+
+def joined_logprobs(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Lists of two pieces of a text as those of one."""
+    if first is None or second is None:
+        return first or second
+    return {name: first[name] + second[name] for name in first}
+
+
+def prompt_logprobs(logprobs: Sequence[Mapping[int, Logprob] | None]) -> list[dict[str, Any] | None]:
+    """In vLLM's shape: per token what it and the likeliest ones have, null for the first."""
+    return [
+        None
+        if entries is None
+        else {
+            str(token): {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            for token, entry in entries.items()
+        }
+        for entries in logprobs
+    ]
+
+
+def _parallel(
+    token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob] | None], offsets: TextOffsets
+) -> dict[str, Any]:
     shaped: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token_id, entries in zip(output.token_ids, output.logprobs, strict=True):
+    for token_id, entries in zip(token_ids, logprobs, strict=True):
+        shaped["text_offset"].append(offsets.next(token_id))
+        if entries is None:
+            shaped["tokens"].append(offsets.text(token_id))
+            shaped["token_logprobs"].append(None)
+            shaped["top_logprobs"].append(None)
+            continue
         top: dict[str, float] = {}
         for _, entry in _likeliest_first(entries):
             # Different tokens may look alike (parts of a character do); the likeliest one is shown.
@@ -49,7 +109,6 @@ def completion_logprobs(output: CompletionOutput, offsets: TextOffsets) -> dict[
         shaped["tokens"].append(entries[token_id].decoded_token)
         shaped["token_logprobs"].append(_finite(entries[token_id].logprob))
         shaped["top_logprobs"].append(top)
-        shaped["text_offset"].append(offsets.next(token_id))
     return shaped
 
 

@@ -19,11 +19,16 @@ class Tokenizer(Protocol):
     def chat_template(self) -> str | None: ...
 
     @property
+    def longest_token(self) -> int: ...
+
+    @property
     def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int, /) -> str: ...
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
 
@@ -51,6 +56,11 @@ class Engine(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of an embedding."""
+        ...
+
     def generate(
         self,
         prompt: str | list[int],
@@ -60,8 +70,11 @@ class Engine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request: deltas, or with ``stream`` off one whole. Closing it aborts the request.
+
+        With ``pooling`` ("mean", "last") the last one holds an embedding of the prompt, and no text.
 
         RequestError: bad input, at the first iteration. QueueFullError, EngineDeadError: no work is taken.
         """

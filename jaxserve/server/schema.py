@@ -18,7 +18,16 @@ from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
 
-__all__ = ["MAX_PROMPTS", "Body", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions"]
+__all__ = [
+    "MAX_PROMPTS",
+    "Body",
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "Prompts",
+    "Scheduled",
+    "StreamOptions",
+]
 
 MAX_PROMPTS = 1024
 
@@ -70,14 +79,19 @@ class Body(BaseModel):
         return ignored_header(self._ignored)
 
 
-class GenerationRequest(Body):
-    """What the generating endpoints of OpenAI share."""
+class Scheduled(Body):
+    """What all requests to the engine share."""
 
     model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+
+
+class GenerationRequest(Scheduled):
+    """What the generating endpoints of OpenAI share."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
     n: int | None = None
     temperature: float | None = None
@@ -93,6 +107,7 @@ class GenerationRequest(Body):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Strings | None = None
@@ -112,6 +127,8 @@ class GenerationRequest(Body):
         request = super().parse(body, strict=strict)
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
+        if request.stream and request.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
         return request
 
     def sampling(self, **settings: Any) -> SamplingParams:
@@ -149,22 +166,26 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+
+
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     unsupported = COMPLETION_UNSUPPORTED
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+    suffix: str | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
         request = super().parse(body, strict=strict)
         request._check_best_of()
-        if request.echo and request.logprobs is not None:
-            raise RequestError("echo together with logprobs is not supported.", "echo")
+        if request.suffix and request.echo:
+            raise RequestError("echo cannot be given together with suffix.", "echo")
         return request
 
     def _check_best_of(self) -> None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxserve.config import EngineConfig
 from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
 from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput, SpeculationStats
@@ -23,6 +25,7 @@ class FakeTokenizer:
 
     chat_template = "tools <tool_call>"
     special_ids = frozenset({EOS})
+    longest_token = 5
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -75,6 +78,7 @@ class FakeEngine:
     dies_at: int | None = None
     fails_at: int | None = None
     max_model_len: int = 512
+    hidden_size: int = 4
     model_name: str = "fake-model"
     config: EngineConfig = field(default_factory=EngineConfig)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
@@ -95,6 +99,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         self.check_health()
         if self.max_queued and len(self.waiting) >= self.max_queued:
@@ -102,6 +107,10 @@ class FakeEngine:
         ids = self._check(prompt, params)
         assert request_id not in self.running | self.waiting
         self.submitted.append({"ids": ids, "params": params, "priority": priority, "cache_salt": cache_salt})
+        if pooling or params.max_tokens == 0:
+            yield self._read(request_id, ids, params, pooling)
+            return
+        of_prompt = None if params.prompt_logprobs is None else _prompt_logprobs(ids, params.prompt_logprobs)
         times = RequestMetrics(arrived_at=time.monotonic())
         text = prompt if isinstance(prompt, str) else None
         self.waiting.add(request_id)
@@ -125,10 +134,12 @@ class FakeEngine:
                     self.finished += 1
                     self.running.discard(request_id)
                 if stream:
-                    yield RequestOutput(request_id, text, ids, outputs, ended, 16 if len(ids) > 16 else 0, times)
+                    out = RequestOutput(request_id, text, ids, outputs, ended, 16 if len(ids) > 16 else 0, times)
+                    out.prompt_logprobs, of_prompt = of_prompt, None
+                    yield out
             if not stream:
                 whole = [c.whole for c in completions]
-                yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times)
+                yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times, of_prompt)
         finally:
             self.aborted += not ended
             self.running.discard(request_id)
@@ -161,6 +172,23 @@ class FakeEngine:
         while (self.running or self.waiting) and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         self.dead = "the engine was shut down"
+
+    def _read(self, request_id: str, ids: list[int], params: SamplingParams, pooling: str) -> RequestOutput:
+        """Embeddings tell of the prompt's sum and last token, and of the pooling."""
+        numbers = [0.0, sum(ids), ids[-1], float(pooling == "mean")]
+        nothing = [
+            CompletionOutput(i, logprobs=None if params.logprobs is None else [], finish_reason="length")
+            for i in range(params.n)
+        ]
+        return RequestOutput(
+            request_id,
+            None,
+            ids,
+            nothing,
+            True,
+            prompt_logprobs=None if params.prompt_logprobs is None else _prompt_logprobs(ids, params.prompt_logprobs),
+            embedding=np.array(numbers, np.float32) if pooling else None,
+        )
 
     def _check(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -230,6 +258,17 @@ class _Completion:
         delta.text, whole.text = self._text[len(whole.text) : shown], self._text[:shown]
         delta.finish_reason, delta.stop_reason = whole.finish_reason, whole.stop_reason
         return delta
+
+
+def _prompt_logprobs(ids: list[int], num_top: int) -> list[dict[int, Logprob] | None]:
+    """The larger a byte, the less likely it is."""
+    shown: list[dict[int, Logprob] | None] = [None]
+    for token in ids[1:]:
+        entries = {token: Logprob(-token / 100, 9, FakeTokenizer().token_text(token))}
+        for rank in range(1, num_top + 1):
+            entries.setdefault(rank, Logprob(-rank / 100, rank, FakeTokenizer().token_text(rank)))
+        shown.append(entries)
+    return shown
 
 
 def _logprobs(token: int, num_top: int) -> dict[int, Logprob]:

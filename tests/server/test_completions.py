@@ -198,7 +198,7 @@ async def test_every_sampling_parameter_arrives(client: httpx.AsyncClient, engin
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     }
-    given["structured_outputs"] = {"regex": "a"}
+    given |= {"structured_outputs": {"regex": "a"}, "prompt_logprobs": 2}
     assert given.keys() == SamplingParams.names()
     expected = {**given, "logit_bias": {5: 1.0}, "structured_outputs": StructuredOutputsParams(regex="a")}
     await post(client, prompt="x", cache_salt="salt", **given)

@@ -1,0 +1,78 @@
+"""``POST /v1/embeddings``: hidden states of any decoder, as vectors."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxserve.config import ServerConfig
+from jaxserve.engine.reading import EMBEDDING, check_dimensions, shaped
+from jaxserve.metrics import Metrics
+from jaxserve.outputs import RequestOutput
+from jaxserve.server.generation import Generation, Job
+from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.models import ServedModels
+from jaxserve.server.protocol import Engine
+from jaxserve.server.schema import Prompts, Scheduled
+
+__all__ = ["routes"]
+
+
+class _EmbeddingRequest(Scheduled):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (True,),
+        "messages": (),
+        "request_id": (),
+        "truncate_prompt_tokens": (),
+    }
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+
+
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: ServerConfig) -> list[Route]:
+    """Routes of this family."""
+
+    async def create(request: Request) -> Response:
+        body = _EmbeddingRequest.parse(await read_object(request), strict=config.strict_params)
+        model = models.resolve(body.model)
+        check_dimensions(body.dimensions, engine.hidden_size)
+        job_id = f"embd-{uuid.uuid4().hex}"
+        job = Job(job_id, model, body.input, EMBEDDING, body, pooling=body.pooling or config.pooling)
+        reading = Generation(engine, metrics, job, prompt_param="input")
+        data: list[dict[str, Any]] = []
+        async with aclosing(reading.outputs(stream=False)) as outputs:
+            async for position, result in outputs:
+                reading.usage.add(position, result)
+                data.append({"object": "embedding", "index": position, "embedding": _shown(result, body)})
+        data.sort(key=lambda item: int(item["index"]))
+        num_tokens = reading.usage.shown()["prompt_tokens"]
+        answer = {
+            "id": job_id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        return respond(answer, headers=body.headers)
+
+    return [Route("/v1/embeddings", create, methods=["POST"])]
+
+
+def _shown(result: RequestOutput, body: _EmbeddingRequest) -> list[float] | str:
+    embedding = shaped(result, body.dimensions, normalize=body.normalize is not False)
+    if body.encoding_format == "base64":
+        return base64.b64encode(embedding.astype("<f4").tobytes()).decode("ascii")
+    return [float(number) for number in embedding]
