@@ -10,10 +10,12 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.gate import Gate
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
 from jaxserve.errors import EngineDeadError, QueueFullError
@@ -55,6 +57,7 @@ class AsyncLLM:
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
+        self._gate = Gate()
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
@@ -99,6 +102,7 @@ class AsyncLLM:
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         try:
+            await self._gate.passed(request_id)
             await self._input.grammars.ready(params.structured_outputs)
             # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
             requests = await asyncio.to_thread(
@@ -131,7 +135,41 @@ class AsyncLLM:
         """End a request early; its stream gets a last output with finish reason "abort"."""
         if (entry := self._streams.get(request_id)) is not None:
             entry.aborted = True  # it may not have reached the engine yet
+            self._gate.let_through(request_id)
         self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
+
+    def open_requests(self) -> list[str]:
+        """Ids of the requests whose generators are open."""
+        return list(self._streams)
+
+    # ------------------------------------------------------------------ control
+    async def pause(self, how: str = "abort") -> None:
+        """Let new requests wait until ``resume``; running ones are aborted, or finished ("wait"), or stand still
+        ("keep"). RequestError: ``how`` is something else."""
+        self._gate.close(how)
+        inside = [request_id for request_id in self._streams if not self._gate.is_outside(request_id)]
+        if how == "abort":
+            for request_id in inside:
+                await self.abort(request_id)
+        while how != "keep" and self._gate.pause == how and not self._streams.keys().isdisjoint(inside):
+            await asyncio.sleep(0.01)
+
+    async def resume(self) -> None:
+        """Let requests in again, and running ones go on."""
+        self._gate.open()
+        self._wake_up()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests wait."""
+        return self._gate.pause is not None
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
+        done: Future[bool] = Future()
+        self._engine.call(lambda: done.set_result(self._engine.scheduler.blocks.reset_prefix_cache()))
+        self._wake_up()
+        return await asyncio.wrap_future(done)
 
     # ------------------------------------------------------------------ state
     def stats(self) -> EngineStats:
@@ -207,7 +245,7 @@ class AsyncLLM:
     def _wait_for_work(self) -> bool:
         """Sleep until there is work; False to stop."""
         with self._wake:
-            while not self._closing and not self._engine.has_work:
+            while not self._closing and (self._gate.is_frozen or not self._engine.has_work):
                 self._wake.wait()
             return not self._closing and self._dead is None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,7 +78,7 @@ class Engine:
         self.runner = runner
         self.clock = StepClock()
         self._depth = depth
-        self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
+        self._inbox: deque[Request | tuple[str, FinishReason] | Callable[[], None]] = deque()
         self._in_flight: deque[StepHandle] = deque()
         self._step_sizes: Counter[int] = Counter()
         self._last = _StepSize()
@@ -92,6 +92,10 @@ class Engine:
     def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request early: its client has gone, or its text is complete. Unknown ids are ignored."""
         self._inbox.append((request_id, reason))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called between two steps, on the engine's thread."""
+        self._inbox.append(function)
 
     @property
     def has_work(self) -> bool:
@@ -160,6 +164,8 @@ class Engine:
                     self.scheduler.add(item)
                 except RequestError as error:
                     events.append(TokenEvent(item.id, finish=FinishReason.ERROR, error=str(error)))
+            elif callable(item):
+                item()
             elif (event := self.scheduler.abort(*item)) is not None:
                 events.append(event)
         return events

@@ -70,7 +70,8 @@ class StepHandle:
                 NO_DRAFTS if proposed is None else proposed[i],
             )
         rows = [found.get(row.request_id, ((), None, NO_DRAFTS)) for row in self.plan.rows]
-        return StepResult(*(tuple(column) for column in zip(*rows, strict=True)), parts=parts)
+        sampled, measured, followed = zip(*rows, strict=True)
+        return StepResult(sampled, measured, followed, parts)
 
 
 def _logprobs(sampled: Sampled) -> Callable[[int, int], TokenLogprobs]:

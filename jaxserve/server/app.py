@@ -9,7 +9,19 @@ from starlette.middleware import Middleware
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
-from jaxserve.server import anthropic, chat, completions, embeddings, models, operations, responses, scores
+from jaxserve.server import (
+    anthropic,
+    chat,
+    completions,
+    control,
+    embeddings,
+    models,
+    openapi,
+    operations,
+    responses,
+    scores,
+    tokens,
+)
 from jaxserve.server.errors import handle
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
 from jaxserve.server.protocol import Engine
@@ -23,19 +35,21 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     served = models.ServedModels(engine, config.served_model_name)
     metrics = Metrics(served.names[0], engine.max_model_len, engine.stats)
     turns = Turns(engine.tokenizer, config)
+    strict = config.strict_params
+    described = [
+        *operations.routes(engine, metrics),
+        *control.routes(engine),
+        *models.routes(served),
+        *tokens.routes(engine, served, turns, strict=strict),
+        *completions.routes(engine, served, metrics, strict=strict),
+        *chat.routes(engine, served, metrics, turns, strict=strict),
+        *responses.routes(engine, served, metrics, turns, store_size=config.max_stored_responses, strict=strict),
+        *anthropic.routes(engine, served, metrics, turns, strict=strict),
+        *embeddings.routes(engine, served, metrics, config),
+        *scores.routes(engine, served, metrics, strict=strict),
+    ]
     app = Starlette(
-        routes=[
-            *operations.routes(engine, metrics),
-            *models.routes(served),
-            *completions.routes(engine, served, metrics, strict=config.strict_params),
-            *chat.routes(engine, served, metrics, turns, strict=config.strict_params),
-            *responses.routes(
-                engine, served, metrics, turns, store_size=config.max_stored_responses, strict=config.strict_params
-            ),
-            *embeddings.routes(engine, served, metrics, config),
-            *scores.routes(engine, served, metrics, strict=config.strict_params),
-            *anthropic.routes(engine, served, metrics, turns, strict=config.strict_params),
-        ],
+        routes=[*described, *openapi.routes(described)],
         middleware=[
             Middleware(RequestId),
             Middleware(anthropic.Dialect),

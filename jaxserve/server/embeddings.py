@@ -23,10 +23,12 @@ from jaxserve.server.models import ServedModels
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import Prompts, Scheduled
 
-__all__ = ["routes"]
+__all__ = ["EmbeddingRequest", "routes"]
 
 
-class _EmbeddingRequest(Scheduled):
+class EmbeddingRequest(Scheduled):
+    """Body of ``POST /v1/embeddings``."""
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "add_special_tokens": (True,),
         "messages": (),
@@ -45,7 +47,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
     """Routes of this family."""
 
     async def create(request: Request) -> Response:
-        body = _EmbeddingRequest.parse(await read_object(request), strict=config.strict_params)
+        body = EmbeddingRequest.parse(await read_object(request), strict=config.strict_params)
         model = models.resolve(body.model)
         check_dimensions(body.dimensions, engine.hidden_size)
         job_id = f"embd-{uuid.uuid4().hex}"
@@ -71,7 +73,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
     return [Route("/v1/embeddings", create, methods=["POST"])]
 
 
-def _shown(result: RequestOutput, body: _EmbeddingRequest) -> list[float] | str:
+def _shown(result: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
     embedding = shaped(result, body.dimensions, normalize=body.normalize is not False)
     if body.encoding_format == "base64":
         return base64.b64encode(embedding.astype("<f4").tobytes()).decode("ascii")

@@ -30,7 +30,7 @@ from jaxserve.server.models import ServedModels
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import MAX_PROMPTS, Scheduled
 
-__all__ = ["routes"]
+__all__ = ["RerankRequest", "ScoreRequest", "routes"]
 
 _BETWEEN = "\n\n"
 """Stands between a document and the query."""
@@ -55,7 +55,9 @@ def _one_or_many(value: Any) -> Any:
 _Texts = Annotated[list[str], BeforeValidator(_one_or_many), Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
-class _ScoreRequest(Scheduled):
+class ScoreRequest(Scheduled):
+    """Body of ``POST /v1/score``."""
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
 
     text_1: _Texts
@@ -72,7 +74,9 @@ def _document(value: Any) -> Any:
     return {"text": value} if isinstance(value, str) else value
 
 
-class _RerankRequest(Scheduled):
+class RerankRequest(Scheduled):
+    """Body of ``POST /v1/rerank``."""
+
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSUPPORTED
 
     query: str = Field(min_length=1)
@@ -109,7 +113,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
     scorer = _Scorer(engine, metrics)
 
     async def score(request: Request) -> Response:
-        body = _ScoreRequest.parse(_renamed(await read_object(request)), strict=strict)
+        body = ScoreRequest.parse(_renamed(await read_object(request)), strict=strict)
         model, job_id = models.resolve(body.model), f"score-{uuid.uuid4().hex}"
         scores, usage = await scorer.scores(job_id, model, body, pairs(body.text_1, body.text_2))
         answer = {
@@ -123,7 +127,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
         return respond(answer, headers=body.headers)
 
     async def rerank(request: Request) -> Response:
-        body = _RerankRequest.parse(await read_object(request), strict=strict)
+        body = RerankRequest.parse(await read_object(request), strict=strict)
         model, job_id = models.resolve(body.model), f"rerank-{uuid.uuid4().hex}"
         asked = [(document.text + _BETWEEN, body.query) for document in body.documents]
         with named_as({"text_1": "documents", "text_2": "documents"}):

@@ -26,6 +26,7 @@ class FakeTokenizer:
     chat_template = "tools <tool_call>"
     special_ids = frozenset({EOS})
     longest_token = 5
+    vocab_size = 257
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -85,6 +86,8 @@ class FakeEngine:
     dead: str | None = None
     running: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
+    told_to_end: set[str] = field(default_factory=set)
+    is_paused: bool = False
     aborted: int = 0
     finished: int = 0
     submitted: list[dict[str, Any]] = field(default_factory=list)
@@ -125,6 +128,10 @@ class FakeEngine:
             while not ended:
                 await asyncio.sleep(self.seconds_per_token)
                 self.check_health()
+                if request_id in self.told_to_end:
+                    ends = [CompletionOutput(c.whole.index, finish_reason="abort") for c in completions]
+                    yield RequestOutput(request_id, text, ids, ends, True)
+                    return
                 times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
                 times.first_token_at = times.first_token_at or time.monotonic()
@@ -144,6 +151,23 @@ class FakeEngine:
             self.aborted += not ended
             self.running.discard(request_id)
             self.waiting.discard(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        self.told_to_end.add(request_id)
+
+    def open_requests(self) -> list[str]:
+        return sorted(self.running | self.waiting)
+
+    async def pause(self, how: str) -> None:
+        if how not in ("abort", "wait", "keep"):
+            raise RequestError("mode must be one of abort, wait, keep.", "mode")
+        self.is_paused = True
+
+    async def resume(self) -> None:
+        self.is_paused = False
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -29,8 +29,9 @@ def url(serve: Callable[..., str], fake: FakeEngine) -> str:
 
 
 @pytest.fixture
-def sdk(url: str) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=url, api_key="key", max_retries=0, timeout=10)
+def sdk(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="key", max_retries=0, timeout=10) as client:
+        yield client
 
 
 def put_to_the_model(fake: FakeEngine) -> str:
@@ -123,9 +124,7 @@ def test_errors_have_anthropics_shape(sdk: anthropic.Anthropic, url: str, fake: 
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         sdk.messages.create(model="other", max_tokens=1, messages=HI)
     with pytest.raises(anthropic.AuthenticationError):
-        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0).messages.create(
-            model=MODEL, max_tokens=1, messages=HI
-        )
+        sdk.with_options(api_key="wrong").messages.create(model=MODEL, max_tokens=1, messages=HI)
     wrong: Any = [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]
     with pytest.raises(anthropic.BadRequestError, match="tool_result is for the role user"):
         sdk.messages.create(model=MODEL, max_tokens=1, messages=wrong)

@@ -28,15 +28,15 @@ async def mean_client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def test_embeddings_by_the_sdk(serve: Callable[..., str], engine: FakeEngine) -> None:
-    sdk = openai.OpenAI(base_url=serve(engine) + "/v1", api_key="none", max_retries=0)
-    # The SDK asks for base64 and decodes it.
-    found = sdk.embeddings.create(model="fake-model", input=["ab", "b"])
+    with openai.OpenAI(base_url=serve(engine) + "/v1", api_key="none", max_retries=0) as sdk:
+        # The SDK asks for base64 and decodes it.
+        found = sdk.embeddings.create(model="fake-model", input=["ab", "b"])
+        floats = sdk.embeddings.create(model="fake-model", input="ab", encoding_format="float")
+        short = sdk.embeddings.create(model="fake-model", input=[[97, 98], [98]], dimensions=2)
     assert [item.index for item in found.data] == [0, 1]
     assert found.data[0].embedding == pytest.approx(np.array([0, 195, 98, 0]) / math.hypot(195, 98))
     assert found.usage.prompt_tokens == found.usage.total_tokens == 3
-    floats = sdk.embeddings.create(model="fake-model", input="ab", encoding_format="float")
     assert floats.data[0].embedding == pytest.approx(found.data[0].embedding)
-    short = sdk.embeddings.create(model="fake-model", input=[[97, 98], [98]], dimensions=2)
     assert [item.embedding for item in short.data] == [[0, 1], [0, 1]]
 
 

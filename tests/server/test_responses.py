@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -32,9 +32,10 @@ def fake() -> FakeEngine:
 
 
 @pytest.fixture
-def sdk(serve: Callable[..., str], fake: FakeEngine) -> openai.OpenAI:
+def sdk(serve: Callable[..., str], fake: FakeEngine) -> Iterator[openai.OpenAI]:
     url = serve(fake, reasoning_parser="qwen3", max_stored_responses=3)
-    return openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=10)
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
 
 
 def put_to_the_model(fake: FakeEngine) -> str:
