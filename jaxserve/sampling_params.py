@@ -29,11 +29,13 @@ _MAX_CHOICES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """What the text of an output must look like: exactly one of the first five, which have vLLM's names.
+    """What the text of an output must look like: exactly one of the first six, which have vLLM's names.
 
     Attributes:
         json: a JSON schema, as an object or as text; the output is JSON that satisfies it.
         json_object: the output is a JSON object, whatever it holds.
+        structural_tag: ``{"structures": [{"begin", "schema", "end"}], "triggers": [text]}``, as an object or as text:
+            the output is free, but where a trigger appears, a structure follows that begins with it.
         regex: the whole output matches this regular expression (without look-around).
         choice: the output is one of these texts.
         grammar: a context-free grammar, in Lark's form as llguidance extends it, or in GBNF.
@@ -50,6 +52,7 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -86,14 +89,16 @@ class StructuredOutputsParams:
             for text in self.choice:
                 if not isinstance(text, str) or not text:
                     raise _unstructured("choice", f"must hold non-empty strings, got {_shown(text)}")
+        if isinstance(self.structural_tag, str):
+            object.__setattr__(self, "structural_tag", _parsed(self.structural_tag, "structural_tag"))
         if isinstance(self.json, str):
-            object.__setattr__(self, "json", _parsed(self.json))
+            object.__setattr__(self, "json", _parsed(self.json, "json"))
         if self.json is not None and not isinstance(self.json, dict | bool):
             raise _unstructured("json", f"must be a JSON schema (an object), got {_shown(self.json)}")
 
     @property
     def kind(self) -> str:
-        """Which of the five it is."""
+        """Which of the six it is."""
         return next(name for name in _STRUCTURES if getattr(self, name) is not None)
 
     @property
@@ -108,7 +113,7 @@ class StructuredOutputsParams:
             raise _unstructured(self.kind, f"cannot be written as JSON: {error}") from None
 
 
-_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +294,11 @@ def _unstructured(name: str, why: str) -> RequestError:
     return RequestError(f"structured_outputs.{name} {why}.", "structured_outputs")
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unstructured("json", f"is no JSON: {error}") from None
+        raise _unstructured(name, f"is no JSON: {error}") from None
 
 
 def _shown(value: Any) -> str:

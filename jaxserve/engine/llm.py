@@ -135,15 +135,23 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several (a list of such lists), in one batch."""
+        """Answer one conversation (a list of messages) or several (a list of such lists), in one batch.
+
+        ``tools`` are described to the model by its chat template, in OpenAI's form; calls are left in the text as the
+        model writes them. Raises RequestError if the template knows no tools.
+        """
+        if tools and "tools" not in (self.tokenizer.chat_template or ""):
+            raise RequestError("tools: this model's chat template knows none.", "tools")
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [
             self.tokenizer.apply_chat_template(
                 list(conversation),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools or None,
                 **(chat_template_kwargs or {}),
             )
             for conversation in conversations
