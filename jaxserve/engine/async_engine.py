@@ -228,6 +228,7 @@ class AsyncLLM:
 
     def _die(self, why: str) -> None:
         self._dead = self._dead or why
+        self._gate.open()
         for entry in self._streams.values():
             entry.queue.put_nowait(EngineDeadError(self._dead))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +32,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
     async def create(request: Request) -> Response:
         body = ChatRequest.parse(await read_object(request), strict=strict)
         model = models.resolve(body.model)
-        job, reading = await put(engine, turns, body, f"chatcmpl-{uuid.uuid4().hex}", model)
+        job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), model)
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
             return await EventStream.open(answer.events(), headers=body.headers)
@@ -52,6 +51,7 @@ class _ChatAnswer(Answer):
         self._reading = reading
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        self._note(result)
         if result.prompt_logprobs is not None:
             self.extras["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
         parser = self._reading.output_parser()
@@ -65,6 +65,11 @@ class _ChatAnswer(Answer):
             message["tool_calls"] = [_call(call, self._reading.new_id()) for call in piece.calls]
         yield self._choice(position, output, "message", message, parser.num_calls)
 
+    def _note(self, result: RequestOutput) -> None:
+        """The first result of the one prompt."""
+        if self.body.return_token_ids:
+            self.extras["prompt_token_ids"] = result.prompt_token_ids
+
     def _choice(
         self, position: int, output: CompletionOutput, key: str, value: dict[str, Any], num_calls: int = 0
     ) -> dict[str, Any]:
@@ -72,9 +77,15 @@ class _ChatAnswer(Answer):
         return {
             "index": self.index(position, output),
             key: value,
-            "logprobs": chat_logprobs(output, self._job.params.logprobs or 0, self._engine.tokenizer),
+            "logprobs": chat_logprobs(
+                output,
+                self._job.params.logprobs or 0,
+                self._engine.tokenizer,
+                as_ids=bool(self.body.return_tokens_as_token_ids),
+            ),
             "finish_reason": "tool_calls" if called else output.finish_reason,
             "stop_reason": output.stop_reason,
+            **({"token_ids": output.token_ids} if self.body.return_token_ids else {}),
         }
 
 
@@ -86,13 +97,15 @@ class _ChatStream(_ChatAnswer):
         self._parsers: dict[int, OutputParser] = {}
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        if not self._parsers:
+            self._note(result)
         if output.index not in self._parsers:
             self._parsers[output.index] = self._reading.output_parser()
             opening = CompletionOutput(output.index)
             yield self._choice(position, opening, "delta", {"role": "assistant", "content": ""})
         parser = self._parsers[output.index]
         delta = self._delta(parser.push(output.text, last=output.finish_reason is not None))
-        if delta or output.logprobs or output.finish_reason:
+        if delta or output.logprobs or output.finish_reason or (self.body.return_token_ids and output.token_ids):
             yield self._choice(position, output, "delta", delta, parser.num_calls)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from starlette.routing import Route
 
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxserve.server.exchange import truncated
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.infill import infill_ids
 from jaxserve.server.jsonio import read_object, respond
@@ -40,8 +40,8 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body), **_of_prompt(body))
-        prompts = await run_in_threadpool(_prompts, engine, body) if body.suffix else body.prompt
-        job = Job(f"cmpl-{uuid.uuid4().hex}", model, prompts, params, body, structure.field)
+        prompts = await run_in_threadpool(_prompts, engine, body) if _shapes_prompts(body) else body.prompt
+        job = Job(body.new_id("cmpl"), model, prompts, params, body, structure.field)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         if body.stream:
@@ -65,9 +65,20 @@ def _of_prompt(body: CompletionRequest) -> dict[str, Any]:
     return {"prompt_logprobs": max(body.logprobs or 0, body.prompt_logprobs or 0)}
 
 
+def _shapes_prompts(body: CompletionRequest) -> bool:
+    return bool(body.suffix or body.add_special_tokens is False or body.truncate_prompt_tokens is not None)
+
+
 def _prompts(engine: Engine, body: CompletionRequest) -> list[str | list[int]]:
-    """Prompts for what is to stand before the suffix."""
-    return [infill_ids(engine.tokenizer, prompt, body.suffix or "") for prompt in body.prompt]
+    """Prompts as token ids, where the request says more of them than what they hold."""
+    special = body.add_special_tokens is not False
+
+    def ids(prompt: str | list[int]) -> list[int]:
+        if body.suffix:
+            return infill_ids(engine.tokenizer, prompt, body.suffix)
+        return engine.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+
+    return [truncated(ids(prompt), body.truncate_prompt_tokens, engine.max_model_len) for prompt in body.prompt]
 
 
 def _echoed(engine: Engine, job: Job) -> list[str]:
@@ -108,19 +119,21 @@ class _CompletionAnswer(Answer):
         first = index not in self._offsets
         if first:
             self._offsets[index] = TextOffsets(
-                self._engine.tokenizer, skip_special=self._job.params.skip_special_tokens
+                self._engine.tokenizer,
+                skip_special=self._job.params.skip_special_tokens,
+                as_ids=bool(self.body.return_tokens_as_token_ids),
             )
             text = self._echoed[position] + text
         echoed = self._of_echo(position, index, result) if first else None
         logprobs = joined_logprobs(echoed, completion_logprobs(output, self._offsets[index]))
-        if text or logprobs or output.finish_reason:
+        if text or logprobs or output.finish_reason or (self.body.return_token_ids and output.token_ids):
             yield {
                 "index": index,
                 "text": text,
                 "logprobs": logprobs,
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
-                **self._extras(position),
+                **self._extras(position, output, result if first else None),
             }
 
     @property
@@ -134,10 +147,15 @@ class _CompletionAnswer(Answer):
             return None
         return echoed_logprobs(result.prompt_token_ids, shown, self._offsets[index], self.body.logprobs)
 
-    def _extras(self, position: int) -> dict[str, Any]:
-        if self.body.prompt_logprobs is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(self._of_prompts[position])}
+    def _extras(self, position: int, output: CompletionOutput, first: RequestOutput | None) -> dict[str, Any]:
+        """What only some ask for; ``first`` is the result that a choice begins with."""
+        extras: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            extras["prompt_logprobs"] = prompt_logprobs(self._of_prompts[position])
+        if self.body.return_token_ids:
+            extras["token_ids"] = output.token_ids
+            extras["prompt_token_ids"] = None if first is None else first.prompt_token_ids
+        return extras
 
 
 def _log_probability_per_token(output: CompletionOutput) -> float:

@@ -66,7 +66,7 @@ def routes(engine: Engine) -> list[Route]:
         if bool(body.all) == (body.request_ids is not None):
             raise RequestError("give either request_ids or all: true.", "request_ids")
         wanted = set(body.request_ids or ())
-        found = {}  # an answer's id is the stem of those of its prompts
+        found: dict[str, None] = {}  # an answer's id is the stem of those of its prompts
         for open_id in engine.open_requests():
             answer_id = open_id.rpartition("-")[0]
             if body.all or answer_id in wanted:

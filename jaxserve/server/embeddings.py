@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +17,7 @@ from jaxserve.config import ServerConfig
 from jaxserve.engine.reading import EMBEDDING, check_dimensions, shaped
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import RequestOutput
+from jaxserve.server.exchange import truncated
 from jaxserve.server.generation import Generation, Job
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
@@ -32,8 +33,6 @@ class EmbeddingRequest(Scheduled):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "add_special_tokens": (True,),
         "messages": (),
-        "request_id": (),
-        "truncate_prompt_tokens": (),
     }
 
     input: Prompts
@@ -50,8 +49,9 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
         body = EmbeddingRequest.parse(await read_object(request), strict=config.strict_params)
         model = models.resolve(body.model)
         check_dimensions(body.dimensions, engine.hidden_size)
-        job_id = f"embd-{uuid.uuid4().hex}"
-        job = Job(job_id, model, body.input, EMBEDDING, body, pooling=body.pooling or config.pooling)
+        job_id = body.new_id("embd")
+        prompts = await run_in_threadpool(_prompts, engine, body)
+        job = Job(job_id, model, prompts, EMBEDDING, body, pooling=body.pooling or config.pooling)
         reading = Generation(engine, metrics, job, prompt_param="input")
         data: list[dict[str, Any]] = []
         async with aclosing(reading.outputs(stream=False)) as outputs:
@@ -71,6 +71,13 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
         return respond(answer, headers=body.headers)
 
     return [Route("/v1/embeddings", create, methods=["POST"])]
+
+
+def _prompts(engine: Engine, body: EmbeddingRequest) -> list[str | list[int]]:
+    if body.truncate_prompt_tokens is None:
+        return body.input
+    ids = (engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.input)
+    return [truncated(prompt, body.truncate_prompt_tokens, engine.max_model_len) for prompt in ids]
 
 
 def _shown(result: RequestOutput, body: EmbeddingRequest) -> list[float] | str:

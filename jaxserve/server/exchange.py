@@ -25,7 +25,7 @@ from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
 from jaxserve.server.turns import Reading, Turn, Turns
 
-__all__ = ["Exchange", "Written", "named_as", "prompt_ids", "put"]
+__all__ = ["Exchange", "Written", "named_as", "prompt_ids", "put", "truncated"]
 
 _TEMPLATE_OWN = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "return_dict", "tokenize", "tools"}
@@ -46,11 +46,16 @@ def prompt_ids(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
     continued = bool(body.continue_final_message)
     generation_prompt = not continued if body.add_generation_prompt is None else body.add_generation_prompt
     settings = body.chat_template_kwargs or {}
+    template = body.chat_template or engine.tokenizer.chat_template or ""
+    if body.documents is not None:
+        if "documents" not in template:
+            raise RequestError("documents: the chat template knows none.", "documents")
+        settings = {**settings, "documents": body.documents}
     if clash := _TEMPLATE_OWN & settings.keys():
         name = f"chat_template_kwargs.{min(clash)}"
         raise RequestError(f"{name} is not allowed; there is a parameter for it, or it is not supported.", name)
     messages, options = turn.put(render(body.messages))
-    return engine.tokenizer.apply_chat_template(
+    ids = engine.tokenizer.apply_chat_template(
         messages,
         add_generation_prompt=generation_prompt,
         continue_final_message=continued,
@@ -58,6 +63,18 @@ def prompt_ids(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
         **options,
         **settings,
     )
+    return truncated(ids, body.truncate_prompt_tokens, engine.max_model_len)
+
+
+def truncated(ids: list[int], most: int | None, max_model_len: int) -> list[int]:
+    """The last tokens of a prompt, at most ``most``; -1 is as many as leave room for one more."""
+    if most is None:
+        return ids
+    if most == 0 or most >= max_model_len:
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {max_model_len - 1}, got {most}.", "truncate_prompt_tokens"
+        )
+    return ids[-(max_model_len - 1 if most == -1 else most) :]
 
 
 def _params(body: ChatRequest, reading: Reading) -> SamplingParams:

@@ -110,6 +110,8 @@ class Generation:
         """Outputs of all prompts as they come, or each prompt's finished one, with the prompt's position."""
         if self._job.body.priority and self._engine.config.scheduler.scheduling_policy != "priority":
             raise RequestError("priority needs a server with --scheduling-policy priority.", "priority")
+        if self._job.body.request_id and f"{self._job.id}-0" in self._engine.open_requests():
+            raise RequestError("request_id is that of a request which is being answered.", "request_id")
         return _merge([self._one(position, stream) for position in range(len(self._job.prompts))])
 
     async def _one(self, position: int, stream: bool) -> AsyncGenerator[RequestOutput, None]:
@@ -141,7 +143,7 @@ class Answer(Generation, ABC):
 
     Attributes:
         plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
-        extras: what else the plain answer holds.
+        extras: what else the plain answer holds, or the next chunk.
     """
 
     plain_object: str
@@ -186,7 +188,8 @@ class Answer(Generation, ABC):
                 self.usage.add(position, result)
                 for output in result.outputs:
                     for choice in self.choices(position, result, output):
-                        chunk = {**envelope, "choices": [choice]}
+                        chunk = {**envelope, "choices": [choice], **self.extras}
+                        self.extras = {}
                         if options.continuous_usage_stats:
                             chunk["usage"] = self.usage.shown()
                         elif options.include_usage:

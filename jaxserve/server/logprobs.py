@@ -16,6 +16,7 @@ __all__ = [
     "echoed_logprobs",
     "joined_logprobs",
     "prompt_logprobs",
+    "token_name",
 ]
 
 _LEAST = -9999.0
@@ -28,8 +29,9 @@ class TextOffsets:
     A character may span tokens; all of them begin where it does.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
-        """With ``skip_special``, special tokens are no part of the text."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, as_ids: bool = False) -> None:
+        """With ``skip_special``, special tokens are no part of the text; with ``as_ids``, tokens are shown by id."""
+        self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,7 +39,7 @@ class TextOffsets:
 
     def text(self, token_id: int) -> str:
         """How a token is shown."""
-        return self._tokenizer.token_text(token_id)
+        return token_name(token_id) if self._as_ids else self._tokenizer.token_text(token_id)
 
     def next(self, token_id: int) -> int:
         """The offset of the next token."""
@@ -103,30 +105,37 @@ def _parallel(
             shaped["top_logprobs"].append(None)
             continue
         top: dict[str, float] = {}
-        for _, entry in _likeliest_first(entries):
+        for other, entry in _likeliest_first(entries):
             # Different tokens may look alike (parts of a character do); the likeliest one is shown.
-            top.setdefault(entry.decoded_token, _finite(entry.logprob))
-        shaped["tokens"].append(entries[token_id].decoded_token)
+            top.setdefault(offsets.text(other), _finite(entry.logprob))
+        shaped["tokens"].append(offsets.text(token_id))
         shaped["token_logprobs"].append(_finite(entries[token_id].logprob))
         shaped["top_logprobs"].append(top)
     return shaped
 
 
-def chat_logprobs(output: CompletionOutput, num_top: int, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The list of the chat endpoint, None if none were asked; ``num_top`` alternatives per token."""
+def chat_logprobs(
+    output: CompletionOutput, num_top: int, tokenizer: Tokenizer, *, as_ids: bool = False
+) -> dict[str, Any] | None:
+    """The list of the chat endpoint, None if none were asked; ``num_top`` alternatives per token, maybe by id."""
     if output.logprobs is None:
         return None
     content = []
     for token_id, entries in zip(output.token_ids, output.logprobs, strict=True):
         likeliest = _likeliest_first(entries)[:num_top]
-        top = [_chat_entry(id, entry, tokenizer) for id, entry in likeliest]
-        content.append({**_chat_entry(token_id, entries[token_id], tokenizer), "top_logprobs": top})
+        top = [_chat_entry(id, entry, tokenizer, as_ids) for id, entry in likeliest]
+        content.append({**_chat_entry(token_id, entries[token_id], tokenizer, as_ids), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token_id: int, entry: Logprob, tokenizer: Tokenizer) -> dict[str, Any]:
+def token_name(token_id: int) -> str:
+    """A token by its id, as vLLM writes it."""
+    return f"token_id:{token_id}"
+
+
+def _chat_entry(token_id: int, entry: Logprob, tokenizer: Tokenizer, as_ids: bool) -> dict[str, Any]:
     return {
-        "token": entry.decoded_token,
+        "token": token_name(token_id) if as_ids else entry.decoded_token,
         "logprob": _finite(entry.logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }

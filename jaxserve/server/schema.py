@@ -6,6 +6,7 @@ Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``Sa
 from __future__ import annotations
 
 import reprlib
+import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -80,11 +81,20 @@ class Body(BaseModel):
 
 
 class Scheduled(Body):
-    """What all requests to the engine share."""
+    """What all requests to the engine share.
+
+    ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens, -1 as many as fit.
+    """
 
     model: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    request_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$")
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+
+    def new_id(self, kind: str) -> str:
+        """The answer's id: of a kind, with the request's own id if it brings one."""
+        return f"{kind}-{self.request_id or uuid.uuid4().hex}"
 
 
 class GenerationRequest(Scheduled):
@@ -111,6 +121,8 @@ class GenerationRequest(Scheduled):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Strings | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
@@ -179,6 +191,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
@@ -216,6 +229,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar
@@ -42,8 +41,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "label_token_ids": (),
     "max_tokens_per_doc": (0,),
     "mm_processor_kwargs": (),
-    "request_id": (),
-    "truncate_prompt_tokens": (),
     "use_activation": (False,),
 }
 
@@ -97,6 +94,8 @@ class _Scorer:
     ) -> tuple[list[float], Usage]:
         """The score of each pair, and what it cost."""
         engine = self._engine
+        if body.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens is not supported for pairs of texts.", "truncate_prompt_tokens")
         ids = await run_in_threadpool(lambda: [joined(engine.tokenizer, pair, engine.max_model_len) for pair in asked])
         job = Job(job_id, model, [prompt for prompt, _ in ids], SCORING, body)
         reading = Generation(engine, self._metrics, job, prompt_param="text_2")
@@ -114,7 +113,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
 
     async def score(request: Request) -> Response:
         body = ScoreRequest.parse(_renamed(await read_object(request)), strict=strict)
-        model, job_id = models.resolve(body.model), f"score-{uuid.uuid4().hex}"
+        model, job_id = models.resolve(body.model), body.new_id("score")
         scores, usage = await scorer.scores(job_id, model, body, pairs(body.text_1, body.text_2))
         answer = {
             "id": job_id,
@@ -128,7 +127,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bo
 
     async def rerank(request: Request) -> Response:
         body = RerankRequest.parse(await read_object(request), strict=strict)
-        model, job_id = models.resolve(body.model), f"rerank-{uuid.uuid4().hex}"
+        model, job_id = models.resolve(body.model), body.new_id("rerank")
         asked = [(document.text + _BETWEEN, body.query) for document in body.documents]
         with named_as({"text_1": "documents", "text_2": "documents"}):
             scores, usage = await scorer.scores(job_id, model, body, asked)

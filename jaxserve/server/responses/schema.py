@@ -31,7 +31,15 @@ CHAT_NAMES = {
 }
 """What parameters of chats are called here."""
 
-_RENAMED = {"max_tokens": "max_output_tokens", "response_format": "text.format", "n": None}
+_REFUSED = {
+    "max_tokens": "it is called max_output_tokens here",
+    "n": "a response has one answer",
+    "prompt_logprobs": "ask for it in a chat",
+    "request_id": "a response has an id of the server's",
+    "response_format": "it is called text.format here",
+    "return_token_ids": "ask for it in a chat",
+    "return_tokens_as_token_ids": "ask for it in a chat",
+}
 
 
 class _Strict(BaseModel):
@@ -128,10 +136,9 @@ class ResponsesRequest(GenerationRequest):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
-        for name, own in _RENAMED.items():
-            if body.get(name) not in (None, 1 if name == "n" else None):
-                hint = f"; it is called {own} here" if own else "; a response has one answer"
-                raise RequestError(f"{name} is not supported{hint}.", name)
+        for name, hint in _REFUSED.items():
+            if body.get(name) not in ((None, 1) if name == "n" else (None, False)):
+                raise RequestError(f"{name} is not supported: {hint}.", name)
         request = super().parse(body, strict=strict)
         if request.background and request.store is False:
             raise RequestError("background needs a response that is stored (store: true).", "background")
@@ -148,7 +155,7 @@ class ResponsesRequest(GenerationRequest):
 
     def chat(self, conversation: Iterable[Item]) -> ChatRequest:
         """The chat that this asks for, about a conversation. RequestError: it cannot be one."""
-        shared = GenerationRequest.model_fields.keys() - {"stream", "stream_options", *_RENAMED}
+        shared = GenerationRequest.model_fields.keys() - {"stream", "stream_options", *_REFUSED}
         body = self.model_dump(include=set(shared), exclude_none=True)
         body["messages"] = as_messages(conversation)
         if self.instructions is not None:
