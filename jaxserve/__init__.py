@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxserve.config import EngineConfig
-    from jaxserve.engine import LLM, AsyncLLM
+    from jaxserve.engine import LLM, AsyncLLM, LoRARequest
     from jaxserve.errors import JaxserveError
     from jaxserve.outputs import CompletionOutput, RequestOutput
     from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
@@ -23,6 +23,7 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "JaxserveError",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -35,6 +36,7 @@ _HOMES = {
     "EngineConfig": "jaxserve.config",
     "JaxserveError": "jaxserve.errors",
     "LLM": "jaxserve.engine",
+    "LoRARequest": "jaxserve.engine",
     "RequestOutput": "jaxserve.outputs",
     "SamplingParams": "jaxserve.sampling_params",
     "StructuredOutputsParams": "jaxserve.sampling_params",

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from jaxserve.errors import ConfigError, nearest
+from jaxserve.http_config import HttpConfig
+from jaxserve.settings import check_choices
+from jaxserve.settings import check_integer as _integer
+from jaxserve.settings import flag as _flag
 
 __all__ = [
     "CacheConfig",
     "EngineConfig",
+    "LoRAConfig",
     "ModelOptions",
     "RunnerConfig",
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",
-    "check_choices",
 ]
-
-
-def _flag(default: Any, help: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,44 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True)
-class ServerConfig:
-    """The HTTP server."""
+class LoRAConfig:
+    """Adapters beside the base model; off unless asked for."""
+
+    title: ClassVar[str] = "LoRA adapters"
+    enable_lora: bool = _flag(False, "Serve adapters beside the base model; a request names one as its model.")
+    lora_modules: tuple[str, ...] = _flag(
+        (),
+        "Adapters to load at start: name=path, or a JSON object with name, path and maybe base_model_name. A path is a "
+        "PEFT folder or a hub id.",
+    )
+    max_lora_rank: int = _flag(16, "Largest rank of an adapter; slots have room for it, also where a rank is less.")
+    max_loras: int = _flag(8, "Slots on the device: adapters that one step can use.")
+    max_cpu_loras: int | None = _flag(
+        None, "Most adapters that are kept in host memory, others are read when needed; by default --max-loras."
+    )
+    lora_dir: str | None = _flag(None, "Folder in which an unknown name is looked for as a PEFT folder of that name.")
+    lora_dtype: str = _flag(
+        "auto",
+        "Dtype of adapters in memory; auto is that of activations.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    lora_embeddings: bool = _flag(
+        False, "Room in every slot for adapters that change the embedding or the output head; else these are refused."
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_modules, list | tuple):
+            raise ConfigError(f"lora_modules must be a list, got {self.lora_modules!r}.", "lora_modules")
+        given = (json.dumps(dict(m)) if isinstance(m, Mapping) else m for m in self.lora_modules)
+        object.__setattr__(self, "lora_modules", tuple(given))
+
+
+@dataclass(frozen=True)
+class ServerConfig(HttpConfig):
+    """The HTTP server: what it serves, and how."""
 
     title: ClassVar[str] = "server"
-    host: str = _flag("127.0.0.1", "Address to listen on.")
-    port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     served_model_name: tuple[str, ...] = _flag((), "Names under which the model is served; by default its own.")
-    api_key: tuple[str, ...] = _flag((), "Keys of which a client must send one; none leaves the server open.")
     strict_params: bool = _flag(
         False, "Refuse parameters that nobody knows; without it the header x-jaxserve-ignored names them."
     )
@@ -236,24 +266,12 @@ class ServerConfig:
     max_stored_responses: int = _flag(
         1000, "Responses of /v1/responses that are kept for retrieval and to go on from; 0 keeps none."
     )
-    shutdown_timeout: float = _flag(30.0, "Seconds that running requests may still take after SIGTERM.")
-    log_level: str = _flag("info", "Least level that is logged.", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be from 0 to 65535, got {self.port}.", "port")
-        if not 0.0 <= self.shutdown_timeout < float("inf"):
-            raise ConfigError(
-                f"shutdown_timeout must be a number of seconds from 0, got {self.shutdown_timeout}.", "shutdown_timeout"
-            )
-        if self.max_stored_responses < 0:
-            raise ConfigError(
-                f"max_stored_responses must be 0 or more, got {self.max_stored_responses}.", "max_stored_responses"
-            )
-        for name in ("api_key", "served_model_name"):
-            if "" in getattr(self, name):
-                raise ConfigError(f"{name} must not hold an empty string.", name)
+        super().__post_init__()
+        _integer(self, "max_stored_responses", 0)
+        if "" in self.served_model_name:
+            raise ConfigError("served_model_name must not hold an empty string.", "served_model_name")
 
 
 @dataclass(frozen=True)
@@ -265,6 +283,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> Self:
@@ -289,7 +308,7 @@ class EngineConfig:
         return {f.name: getattr(part, f.name) for part in self._parts() for f in fields(part)}
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.model, self.cache, self.scheduler, self.runner, self.speculative
+        return self.model, self.cache, self.scheduler, self.runner, self.speculative, self.lora
 
     def __post_init__(self) -> None:
         for part in self._parts():
@@ -301,6 +320,9 @@ class EngineConfig:
         _integer(self.scheduler, "max_num_seqs", 1, 2**16)
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
             _integer(self.scheduler, name, 0)
+        _integer(self.lora, "max_lora_rank", 1, 512)
+        _integer(self.lora, "max_loras", 1, 1024)
+        _integer(self.lora, "max_cpu_loras", 1)
         _integer(self.model, "max_model_len", 1)
         _integer(self.model, "seed", -(2**63), 2**64 - 1)
         if not isinstance(self.model.model, str) or not self.model.model:
@@ -310,25 +332,6 @@ class EngineConfig:
                 f"gpu_memory_utilization must be in (0, 1], got {self.cache.gpu_memory_utilization}.",
                 "gpu_memory_utilization",
             )
-
-
-def check_choices(part: Any) -> None:
-    """Raise ConfigError where a field of ``part`` is not among its choices."""
-    for f in fields(part):
-        choices = f.metadata.get("choices")
-        value = getattr(part, f.name)
-        if choices and value not in choices:
-            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.", f.name)
-
-
-def _integer(part: Any, name: str, low: int, high: int | None = None) -> None:
-    value = getattr(part, name)
-    if value is None:
-        return
-    legal = isinstance(value, int) and not isinstance(value, bool)
-    if not legal or value < low or (high is not None and value > high):
-        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name} must be an integer {limits}, got {value!r}.", name)
 
 
 def _check_texts(part: Any) -> None:

@@ -8,7 +8,8 @@
     │   ├── UnsupportedModelError  an architecture, quantisation or feature that is not served
     │   └── ShapeMismatchError     configuration and tensors disagree
     ├── RequestError           a request that cannot be served as asked (HTTP 400)
-    │   └── ModelNotFoundError     the request names a model that is not served (HTTP 404)
+    │   ├── ModelNotFoundError     the request names a model that is not served (HTTP 404)
+    │   └── PromptTooLongError     its prompt leaves no room for output
     ├── QueueFullError         the server takes no more work now (HTTP 503)
     └── EngineDeadError        the engine thread has stopped (HTTP 503)
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 __all__ = [
     "ConfigError",
@@ -28,6 +30,7 @@ __all__ = [
     "LoadError",
     "MissingFileError",
     "ModelNotFoundError",
+    "PromptTooLongError",
     "QueueFullError",
     "RequestError",
     "ShapeMismatchError",
@@ -92,8 +95,33 @@ class ModelNotFoundError(RequestError):
     """The request names a model that is not served."""
 
 
+class PromptTooLongError(RequestError):
+    """A prompt leaves no room for output in a context of ``max_model_len`` tokens; ``length`` says what it has."""
+
+    def __init__(self, max_model_len: int, length: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt {length}. Please "
+            "shorten the prompt.",
+            "prompt",
+        )
+
+    @classmethod
+    def of_tokens(cls, max_model_len: int, num_tokens: int) -> Self:
+        return cls(max_model_len, f"contains {num_tokens} input tokens, which leaves no room for output")
+
+    @classmethod
+    def of_characters(cls, max_model_len: int, num_characters: int, most: int) -> Self:
+        return cls(
+            max_model_len, f"has {num_characters} characters, and {most} is the most that so many tokens can hold"
+        )
+
+
 class QueueFullError(JaxserveError):
-    """The server takes no more work now."""
+    """The server takes no more work now; ``retry_after`` is in how many seconds a place may be free."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineDeadError(JaxserveError):

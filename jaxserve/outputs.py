@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from jaxserve.plan import PromptPart, TokenLogprobs
 from jaxserve.request import FinishReason
+from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = [
+    "AdapterInfo",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineStats",
@@ -193,25 +195,36 @@ class EngineStats:
 
     Attributes:
         num_running, num_waiting: requests by state.
+        num_preparing: requests that wait for their tokens or their grammar, before they are queued.
         num_blocks, num_free_blocks: KV blocks in all (without the null block), and of those not in use by a request
             (they may still hold reusable prefixes).
+        num_cached_blocks: of the latter, those that do.
+        prefix_misses: prompt tokens that were not found in the prefix cache, by the reason why.
+        recomputed_tokens_total: tokens that were computed once more after a preemption.
         prefix_queries_total, prefix_hits_total: prompt tokens looked up in the prefix cache, and found there.
         preemptions_total, prompt_tokens_total, generation_tokens_total, steps_total: since start.
         runtime_compiles_total: programs compiled after warm-up; 0 unless something is wrong.
         last_step_tokens, last_step_padded: tokens computed by the newest step, and its bucket's size.
         last_step_kv_tokens, last_step_kv_slots: tokens with KV of the sequences in it, and places in their blocks.
         last_step_drafts: drafts verified per sequence of the newest step, on average.
+        last_step_age: seconds since the newest step was done (or there was work), 0 while there is none.
+        step_seconds: how long steps took, by kind: decode, verify (decodes with drafts), prefill, mixed.
+        grammar_seconds: how long requests waited for their grammars.
         step_sizes: number of steps since start, by the tokens that they computed.
         speculation: what became of drafts.
     """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_preparing: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
+    num_cached_blocks: int = 0
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
+    prefix_misses: Mapping[str, int] = field(default_factory=dict)
     preemptions_total: int = 0
+    recomputed_tokens_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     steps_total: int = 0
@@ -221,6 +234,9 @@ class EngineStats:
     last_step_kv_tokens: int = 0
     last_step_kv_slots: int = 0
     last_step_drafts: float = 0.0
+    last_step_age: float = 0.0
+    step_seconds: Mapping[str, Timings] = field(default_factory=dict)
+    grammar_seconds: Timings = field(default_factory=lambda: Timings(GRAMMAR_EDGES))
     step_sizes: Mapping[int, int] = field(default_factory=dict)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -233,3 +249,30 @@ class EngineStats:
     def kv_waste(self) -> float:
         """Share of the newest step's blocks that holds no token yet, 0..1: fragmentation within blocks."""
         return 1.0 - self.last_step_kv_tokens / self.last_step_kv_slots if self.last_step_kv_slots else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What is known of a named adapter.
+
+    Attributes:
+        name, path: as they were given.
+        base_model: the name of its base model as it was given, or as its trainer has noted it.
+        key: hex digest of its content.
+        rank, targets: its largest rank, and the projections that it changes.
+        num_bytes: of its factors.
+        in_host: whether they are in host memory now.
+        num_requests: requests that use it.
+        slot: its slot on the device, None while it has none.
+    """
+
+    name: str
+    path: str
+    base_model: str | None
+    key: str
+    rank: int
+    targets: tuple[str, ...]
+    num_bytes: int
+    in_host: bool
+    num_requests: int
+    slot: int | None = None

@@ -125,6 +125,14 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+    @property
+    def kind(self) -> str:
+        """What its rows do: ``decode`` or, with drafts, ``verify``; ``prefill``; or some of both, ``mixed``."""
+        decodes = [row.num_tokens - row.num_drafts == 1 for row in self.rows]
+        if all(decodes):
+            return "verify" if any(row.num_drafts for row in self.rows) else "decode"
+        return "mixed" if any(decodes) else "prefill"
+
     def __bool__(self) -> bool:
         return bool(self.rows)
 

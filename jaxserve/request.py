@@ -51,6 +51,7 @@ class Request:
         hashes: chained hashes of its full blocks, as far as they were needed.
         published: number of its blocks, from the first, that were offered to the prefix cache.
         row: index in the device state, -1 when not running.
+        adapter_slot: slot of its adapter while it runs, else 0, as for the base model.
         cached: prompt tokens that the prefix cache supplied at first admission.
         preemptions: how often it lost its blocks.
         pooling: what is made of the prompt's hidden states: "mean", "last", or "" for nothing.
@@ -79,6 +80,7 @@ class Request:
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
     row: int = -1
+    adapter_slot: int = 0
     cached: int = 0
     preemptions: int = 0
     pooling: str = ""

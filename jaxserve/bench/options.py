@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from jaxserve.config import check_choices
 from jaxserve.errors import ConfigError
+from jaxserve.settings import check_choices
 
 __all__ = [
     "ClaimsOptions",

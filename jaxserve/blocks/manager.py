@@ -21,6 +21,8 @@ are handed on the moment they are released:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jaxserve.blocks.pool import BlockPool
 from jaxserve.blocks.prefix import NoPrefixCache, Prefix, PrefixCache
 from jaxserve.config import CacheConfig
@@ -37,11 +39,15 @@ class BlockManager:
         num_blocks: number of blocks on the device, the null block included.
         block_size: tokens per block.
         enable_prefix_caching: whether blocks are reused between requests with a common prefix.
+
+    Attributes:
+        recomputed_tokens_total: tokens that requests computed once more after they were preempted.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.block_size = block_size
+        self.recomputed_tokens_total = 0
         self._cache = PrefixCache(self.pool) if enable_prefix_caching else NoPrefixCache()
 
     @property
@@ -63,6 +69,11 @@ class BlockManager:
     def prefix_hits_total(self) -> int:
         """Tokens that they found there."""
         return self._cache.hits_total
+
+    @property
+    def prefix_misses(self) -> Mapping[str, int]:
+        """Tokens that they did not find there, by the reason why."""
+        return self._cache.misses
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold ``num_tokens`` tokens."""
@@ -103,9 +114,11 @@ class BlockManager:
         request.blocks = [*prefix.blocks, *fresh]
         request.computed = prefix.num_tokens
         request.published = len(prefix.blocks)
-        if request.preemptions == 0 and not prefix.forked:
+        if request.preemptions:
+            self.recomputed_tokens_total += request.known - prefix.num_tokens
+        elif not prefix.forked:
             request.cached = prefix.num_tokens
-            self._cache.count(request.known, prefix.num_tokens)
+            self._cache.count(request, prefix.num_tokens)
         if prefix.copy_from is None or prefix.copy_from == fresh[0]:
             return None
         return BlockCopy(prefix.copy_from, fresh[0])

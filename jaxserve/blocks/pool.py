@@ -30,6 +30,9 @@ class _Content:
 class BlockPool:
     """Counts references to blocks and remembers what published blocks hold.
 
+    Attributes:
+        num_cached: free blocks that still hold published content.
+
     Args:
         num_blocks: number of blocks on the device, the null block included; at least 2.
         block_size: tokens per block.
@@ -46,6 +49,8 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         # Blocks by what they follow and start with, newest last: the candidates for a partial match.
         self._children: dict[tuple[bytes, int], dict[int, None]] = {}
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self.num_cached = 0
 
     @property
     def num_free(self) -> int:
@@ -69,7 +74,9 @@ class BlockPool:
         for block in blocks:
             self.refs[block] = 1
             if block in self._content:
+                self._note_evicted(self._content[block].digest)
                 self._forget(block)
+                self.num_cached -= 1
         return blocks
 
     def share(self, block: int) -> None:
@@ -78,6 +85,7 @@ class BlockPool:
             if block not in self._content:
                 raise AssertionError(f"block {block} is shared, but it is free and holds nothing")
             del self._free[block]
+            self.num_cached -= 1
         self.refs[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -91,7 +99,9 @@ class BlockPool:
             self.refs[block] -= 1
             if self.refs[block] == 0:
                 self._free[block] = None
-                if block not in self._content:
+                if block in self._content:
+                    self.num_cached += 1
+                else:
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, digest: bytes, parent: bytes, tokens: tuple[int, ...]) -> bool:
@@ -112,6 +122,10 @@ class BlockPool:
         """The block that holds the content of this hash, used or cached."""
         return self._by_hash.get(digest)
 
+    def was_evicted(self, digest: bytes) -> bool:
+        """Whether content of this hash had to give way lately; as many are remembered as there are blocks."""
+        return digest in self._evicted
+
     def children(self, parent: bytes, first_token: int) -> Iterator[int]:
         """Published blocks that follow ``parent`` and start with ``first_token``, newest first."""
         return reversed(self._children.get((parent, first_token), {}))
@@ -125,9 +139,17 @@ class BlockPool:
         if len(self._free) != self.num_blocks - 1:
             return False
         self._content.clear()
+        self._evicted.clear()
+        self.num_cached = 0
         self._by_hash.clear()
         self._children.clear()
         return True
+
+    def _note_evicted(self, digest: bytes) -> None:
+        self._evicted[digest] = None
+        self._evicted.move_to_end(digest)
+        if len(self._evicted) > self.num_blocks:
+            self._evicted.popitem(last=False)
 
     def _forget(self, block: int) -> None:
         content = self._content.pop(block)

@@ -7,8 +7,11 @@ computes the same prompt (``BlockManager.fork``). A cache that is switched off i
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from jaxserve.blocks.hash import block_hash, root_hash
 from jaxserve.blocks.pool import BlockPool
@@ -42,6 +45,7 @@ class PrefixCache:
 
     Attributes:
         queries_total, hits_total: tokens asked for, and found, by new requests (see ``count``).
+        misses: tokens that were not found, by the reason why.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -49,6 +53,7 @@ class PrefixCache:
         self._unwritten: set[int] = set()
         self.queries_total = 0
         self.hits_total = 0
+        self.misses: Counter[str] = Counter()
 
     def begin_step(self) -> None:
         """A new step is being planned: all steps planned before it run, and write, before it."""
@@ -68,10 +73,11 @@ class PrefixCache:
         source, hit = self._partial(self._parent(request, len(blocks)), request.tokens(start, min(start + size, limit)))
         return Prefix(tuple(blocks), start + hit, source)
 
-    def count(self, num_queried: int, num_found: int) -> None:
-        """Note that a new request asked for ``num_queried`` tokens, and ``num_found`` of them were there."""
-        self.queries_total += num_queried
+    def count(self, request: Request, num_found: int) -> None:
+        """Note that a new request asked for all its tokens, and ``num_found`` of them were there."""
+        self.queries_total += request.known
         self.hits_total += num_found
+        self.misses[self._why(request, num_found)] += request.known - num_found
 
     def publish(self, request: Request) -> None:
         """Offer all blocks that are full of settled tokens and whose KV is written by the steps planned so far."""
@@ -87,6 +93,20 @@ class PrefixCache:
     def reset(self) -> bool:
         """Forget everything; False, and nothing is done, while any block is in use."""
         return self._pool.reset()
+
+    def _why(self, request: Request, num_found: int) -> str:
+        """Why the tokens after those found are missing."""
+        size = self._pool.block_size
+        index = num_found // size
+        if index == request.known // size or num_found == request.known - 1:
+            return "partial_block"  # no full block is missing; the last token is computed in any case
+        if self._pool.was_evicted(self._hash(request, index)):
+            return "evicted"
+        if num_found < size and (request.adapter, request.cache_salt) != (None, None):
+            plain = block_hash(root_hash(None, None), request.tokens(0, size))
+            if self._pool.lookup(plain) is not None:
+                return "lora" if request.adapter is not None else "salt"
+        return "cold"
 
     def _partial(self, parent: bytes, tokens: list[int]) -> tuple[int | None, int]:
         """The published child of ``parent`` that begins most like ``tokens``, and how many tokens are alike."""
@@ -122,6 +142,7 @@ class NoPrefixCache:
 
     queries_total = 0
     hits_total = 0
+    misses: Mapping[str, int] = MappingProxyType({})
 
     def begin_step(self) -> None:
         """Nothing to forget."""
@@ -130,7 +151,7 @@ class NoPrefixCache:
         """Nothing is known."""
         return Prefix()
 
-    def count(self, num_queried: int, num_found: int) -> None:
+    def count(self, request: Request, num_found: int) -> None:
         """There was no query."""
 
     def publish(self, request: Request) -> None:

@@ -104,6 +104,7 @@ def _flag(source: Field[Any], hint: Any) -> Flag:
     help = source.metadata.get("help", "")
     if source.default not in (None, (), MISSING):
         shown = {True: "on", False: "off"}[source.default] if hint is bool else source.default
+        shown = " ".join(shown) if many else shown
         help = f"{help} (default: {shown})"
     return Flag(
         name=source.name,

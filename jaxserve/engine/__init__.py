@@ -3,5 +3,6 @@
 from jaxserve.engine.async_engine import AsyncLLM
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.llm import LLM
+from jaxserve.engine.lora_request import LoRARequest
 
-__all__ = ["LLM", "AsyncLLM", "Engine"]
+__all__ = ["LLM", "AsyncLLM", "Engine", "LoRARequest"]

@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.gate import Gate
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
-from jaxserve.errors import EngineDeadError, QueueFullError
+from jaxserve.errors import EngineDeadError, LoadError, QueueFullError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = ["AsyncLLM"]
 
@@ -36,6 +40,20 @@ class _Stream:
     n: int
     aborted: bool = False
     queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
+
+
+class _Pace:
+    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
+
+    def __init__(self) -> None:
+        self.seconds_per_end = 1.0
+        self._newest = time.monotonic()
+
+    def note(self) -> None:
+        """A request has ended."""
+        now = time.monotonic()
+        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
+        self._newest = now
 
 
 class AsyncLLM:
@@ -52,12 +70,16 @@ class AsyncLLM:
         self.max_model_len = started.max_model_len
         self.hidden_size = started.model_config.hidden_size
         self.startup_phases = started.phases
+        self.adapters = started.adapters
         self._engine = started.engine
         self._input = started.input_processor()
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._gate = Gate()
+        self._pace = _Pace()
+        self._num_preparing = 0
+        self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = threading.Condition()
@@ -80,16 +102,17 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
         pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt; closing the generator aborts it.
+        """Complete one prompt, with the adapter of a name or the base model; closing the generator aborts it.
 
         Yields deltas as they come, or with ``stream=False`` the one finished output. With ``pooling``
         ("mean" or "last") that holds an embedding of the prompt.
 
         Raises:
-            RequestError: it cannot be served as asked; nothing was queued.
+            RequestError: it cannot be served as asked, or there is no such adapter; nothing was queued.
             QueueFullError: too much is waiting already.
             EngineDeadError: the engine has stopped, before or while it was served.
         """
@@ -101,19 +124,17 @@ class AsyncLLM:
         entry = self._streams[request_id] = _Stream(params.n)
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
+        lease = ExitStack()
         try:
             await self._gate.passed(request_id)
-            await self._input.grammars.ready(params.structured_outputs)
-            # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
-            requests = await asyncio.to_thread(
-                self._input.prepare,
-                engine_id,
-                prompt,
-                params,
-                priority=priority,
-                cache_salt=cache_salt,
-                pooling=pooling,
-            )
+            with self._preparing():
+                await self._grammar(params)
+                key = await self._take_adapter(adapter, lease)
+                # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
+                prepare = partial(
+                    self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key, pooling=pooling
+                )
+                requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -124,12 +145,15 @@ class AsyncLLM:
                 output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
+                if output.finished:
+                    self._pace.note()
                 yield output
                 if output.finished:
                     return
         finally:
             del self._streams[request_id]
             self._finish(self._output.drop(request_id), FinishReason.ABORT)
+            lease.close()
 
     async def abort(self, request_id: str) -> None:
         """End a request early; its stream gets a last output with finish reason "abort"."""
@@ -172,9 +196,13 @@ class AsyncLLM:
         return await asyncio.wrap_future(done)
 
     # ------------------------------------------------------------------ state
+    def has_begun(self, request_id: str) -> bool:
+        """Whether an open request has a first token, even if it is answered as a whole."""
+        return self._output.has_begun(request_id)
+
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return self._engine.stats()
+        return replace(self._engine.stats(), num_preparing=self._num_preparing, grammar_seconds=self._grammar_seconds)
 
     def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""
@@ -190,18 +218,50 @@ class AsyncLLM:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self.adapters.close()
         if self._dead is None:
             self._engine.runner.close()
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
+    async def _take_adapter(self, name: str | None, lease: ExitStack) -> bytes | None:
+        """Key of an adapter, which is kept until the lease ends; one that only lies in a folder is loaded first."""
+        if name is None:
+            return None
+        try:
+            await asyncio.to_thread(self.adapters.prepare, name)
+        except LoadError as error:
+            raise RequestError(str(error), "model") from error
+        return lease.enter_context(self.adapters.lease(name))
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    async def _grammar(self, params: SamplingParams) -> None:
+        """Wait for the request's grammar, if it has one."""
+        if params.structured_outputs is None:
+            return
+        began = time.monotonic()
+        try:
+            await self._input.grammars.ready(params.structured_outputs)
+        finally:
+            self._grammar_seconds.add(time.monotonic() - began)
+
     def _check_queue(self) -> None:
         # Requests on their way to the engine count too: many may come while it computes one step.
         limit = self.config.scheduler.max_num_queued_reqs
         opened = sum(entry.n for entry in self._streams.values())
         waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
         if limit and waiting >= limit:
-            raise QueueFullError(f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).")
+            raise QueueFullError(
+                f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).",
+                retry_after=self._pace.seconds_per_end,
+            )
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         try:

@@ -22,8 +22,11 @@ from jaxserve.request import FinishReason, Request
 from jaxserve.runner import Runner, StepHandle
 from jaxserve.scheduler import Scheduler
 from jaxserve.structured import step_mask
+from jaxserve.timings import STEP_EDGES, Timings
 
 __all__ = ["Engine", "StepClock"]
+
+_IDLE_SECONDS = 0.001
 
 
 @dataclass(slots=True)
@@ -83,19 +86,28 @@ class Engine:
         self._step_sizes: Counter[int] = Counter()
         self._last = _StepSize()
         self._settled_at = 0.0
+        self._alive_at = time.monotonic()
+        self._step_seconds = {kind: Timings(STEP_EDGES) for kind in ("decode", "verify", "prefill", "mixed")}
 
     # ------------------------------------------------------------------ from any thread
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests."""
+        self._note_alive()
         self._inbox.extend(requests)
 
     def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request early: its client has gone, or its text is complete. Unknown ids are ignored."""
+        self._note_alive()
         self._inbox.append((request_id, reason))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called between two steps, on the engine's thread."""
+        self._note_alive()
         self._inbox.append(function)
+
+    def _note_alive(self) -> None:
+        if not self.has_work:  # the time without work says nothing
+            self._alive_at = time.monotonic()
 
     @property
     def has_work(self) -> bool:
@@ -111,12 +123,17 @@ class Engine:
             num_waiting=scheduler.num_waiting,
             num_blocks=blocks.num_blocks - 1,
             num_free_blocks=blocks.num_free,
+            num_cached_blocks=blocks.pool.num_cached,
             prefix_queries_total=blocks.prefix_queries_total,
             prefix_hits_total=blocks.prefix_hits_total,
+            prefix_misses=dict(blocks.prefix_misses),
             preemptions_total=scheduler.preemptions_total,
+            recomputed_tokens_total=blocks.recomputed_tokens_total,
             prompt_tokens_total=scheduler.prompt_tokens_total,
             generation_tokens_total=scheduler.generation_tokens_total,
             steps_total=self.scheduler.steps_total,
+            last_step_age=time.monotonic() - self._alive_at if self.has_work else 0.0,
+            step_seconds=self._step_seconds,
             step_sizes=dict(self._step_sizes),
             runtime_compiles_total=self.runner.compiles.count,
             last_step_tokens=last.tokens,
@@ -144,7 +161,10 @@ class Engine:
                 self._in_flight.append(self.runner.sample(launch, mask))
                 self._note(plan, launch.padded_tokens)
             events += self._settle(self._depth)
+        if not plan and not events and self.scheduler.has_work:  # whoever waits, waits for another thread
+            time.sleep(_IDLE_SECONDS)
         self.clock.seconds += time.perf_counter() - began
+        self._alive_at = time.monotonic()
         return events
 
     def abandon(self) -> None:
@@ -179,6 +199,7 @@ class Engine:
             result = handle.result()
             now = time.perf_counter()
             self.clock.device_wait_seconds += now - began
+            self._step_seconds[handle.plan.kind].add(now - self._settled_at)
             if all(len(row.tokens) == 1 for row in handle.plan.rows):
                 # While steps follow each other without a gap, one is done when the device begins the next.
                 self.scheduler.speculation.note_step(

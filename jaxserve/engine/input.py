@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from jaxserve.errors import RequestError
+from jaxserve.errors import PromptTooLongError, RequestError
 from jaxserve.models.config import ModelConfig
 from jaxserve.request import Request
 from jaxserve.sampling_params import SamplingParams
@@ -112,29 +112,26 @@ class InputProcessor:
         )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        ids = self._encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode_prompt(prompt, self._max_model_len)
+        else:
+            ids = self._token_ids(prompt)
         if not ids:
             raise RequestError("prompt must not be empty: it holds no token.", "prompt")
-        if len(ids) >= self._max_model_len:
-            raise RequestError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt contains "
-                f"{len(ids)} input tokens, which leaves no room for output. Please shorten the prompt.",
-                "prompt",
-            )
         self._check_ids("prompt", ids)
         return ids
 
-    def _encode(self, prompt: str) -> list[int]:
-        # A text that cannot fit is not worth the minute that millions of tokens take.
-        limit = self._max_model_len * self._tokenizer.longest_token
-        if len(prompt) > limit:
+    def _token_ids(self, prompt: object) -> list[int]:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
             raise RequestError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt has "
-                f"{len(prompt)} characters, and {limit} is the most that so many tokens can hold. Please shorten the "
-                "prompt.",
-                "prompt",
+                f"prompt must be a string or a list of token ids, got {type(prompt).__name__}.", "prompt"
             )
-        return self._tokenizer.encode(prompt)
+        if len(prompt) >= self._max_model_len:  # known before millions of ids are looked at
+            raise PromptTooLongError.of_tokens(self._max_model_len, len(prompt))
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(f"prompt must be a string or a list of token ids, got {token!r} in it.", "prompt")
+        return list(prompt)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:
@@ -158,15 +155,6 @@ class InputProcessor:
         if seed is None:
             return _hash64("request", self._seed, next(self._unseeded))
         return seed & (2**64 - 1)
-
-
-def _token_ids(prompt: object) -> list[int]:
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-        raise RequestError(f"prompt must be a string or a list of token ids, got {type(prompt).__name__}.", "prompt")
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise RequestError(f"prompt must be a string or a list of token ids, got {token!r} in it.", "prompt")
-    return list(prompt)
 
 
 def _check_routing(priority: int, cache_salt: str | None) -> None:

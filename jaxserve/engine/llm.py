@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Self
 
 from tqdm.auto import tqdm
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.adapters import EngineAdapters
 from jaxserve.engine.engine import StepClock
+from jaxserve.engine.lora_request import LoRARequest
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.reading import EMBEDDING, POOLINGS, SCORING, check_dimensions, joined, mean_logprob, pairs, shaped
 from jaxserve.engine.startup import start
-from jaxserve.errors import EngineDeadError, RequestError
+from jaxserve.errors import EngineDeadError, LoadError, RequestError
 from jaxserve.outputs import EmbeddingOutput, EngineStats, RequestOutput, ScoringOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
 
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -47,6 +51,7 @@ class LLM:
         self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.startup_phases = started.phases
+        self.adapters = started.adapters
         self._input = started.input_processor()
         self._count = 0
 
@@ -56,6 +61,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (text or token ids), in one batch.
@@ -64,6 +70,7 @@ class LLM:
             prompts: one prompt or several.
             sampling_params: for all prompts, or one each.
             use_tqdm: show a progress bar.
+            lora_request: an adapter for all prompts, or one each, None being the base model (with ``enable_lora``).
             priority: one number per prompt, lower is served first (with ``scheduling_policy="priority"``).
 
         Returns:
@@ -79,7 +86,7 @@ class LLM:
             raise RequestError('priority needs scheduling_policy="priority"; this is "fcfs".', "priority")
         if len(ranks) != len(many):
             raise RequestError(f"{len(ranks)} priorities for {len(many)} prompts.", "priority")
-        return self._serve(list(zip(many, params, ranks, strict=True)), use_tqdm=use_tqdm)
+        return self._serve(list(zip(many, params, ranks, strict=True)), lora_request, use_tqdm=use_tqdm)
 
     def embed(
         self,
@@ -89,6 +96,7 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool = True,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
     ) -> list[EmbeddingOutput]:
         """What the model makes of prompts (text or token ids), as vectors.
 
@@ -98,6 +106,7 @@ class LLM:
             dimensions: keep the first numbers only, which suits models that were trained for it.
             normalize: bring vectors to the length 1.
             use_tqdm: show a progress bar.
+            lora_request: the adapter of all, or one (or None) per prompt.
 
         Returns:
             One output per prompt, in their order. Raises RequestError as ``generate`` does.
@@ -106,14 +115,19 @@ class LLM:
             raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.", "pooling")
         check_dimensions(dimensions, self.model_config.hidden_size)
         asked = [(prompt, EMBEDDING, 0) for prompt in _as_list(prompts)]
-        outputs = self._serve(asked, pooling=pooling, use_tqdm=use_tqdm)
+        outputs = self._serve(asked, lora_request, pooling=pooling, use_tqdm=use_tqdm)
         return [
             EmbeddingOutput(out.request_id, out.prompt_token_ids, shaped(out, dimensions, normalize=normalize))
             for out in outputs
         ]
 
     def score(
-        self, text_1: str | Sequence[str], text_2: str | Sequence[str], *, use_tqdm: bool = True
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        use_tqdm: bool = True,
+        lora_request: Adapters = None,
     ) -> list[ScoringOutput]:
         """How likely each text of ``text_2`` is after one ``text_1``, or after the one of the same place.
 
@@ -121,7 +135,7 @@ class LLM:
             One output per pair: the mean log probability of the second text's tokens. Raises RequestError.
         """
         ids = [joined(self.tokenizer, pair, self.max_model_len) for pair in pairs(text_1, text_2)]
-        outputs = self._serve([(prompt, SCORING, 0) for prompt, _ in ids], use_tqdm=use_tqdm)
+        outputs = self._serve([(prompt, SCORING, 0) for prompt, _ in ids], lora_request, use_tqdm=use_tqdm)
         return [
             ScoringOutput(out.request_id, out.prompt_token_ids, mean_logprob(out, num_first))
             for out, (_, num_first) in zip(outputs, ids, strict=True)
@@ -137,6 +151,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of such lists), in one batch.
 
@@ -156,7 +171,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""
@@ -174,6 +189,7 @@ class LLM:
     def shutdown(self) -> None:
         """Release device memory. The object is of no use afterwards; calling it twice is harmless."""
         if (engine := self.__dict__.pop("engine", None)) is not None:
+            self.adapters.close()
             engine.runner.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -189,21 +205,28 @@ class LLM:
         self.shutdown()
 
     def _serve(
-        self, asked: Sequence[tuple[Prompt, SamplingParams, int]], *, use_tqdm: bool, pooling: str = ""
+        self,
+        asked: Sequence[tuple[Prompt, SamplingParams, int]],
+        lora_request: Adapters,
+        *,
+        use_tqdm: bool,
+        pooling: str = "",
     ) -> list[RequestOutput]:
         """Finished outputs of prompts with their parameters and priorities, in their order."""
         output = OutputProcessor(self.tokenizer)
         batch, order = [], []
-        for prompt, wanted, rank in asked:
-            request_id = f"llm-{self._count}"
-            self._count += 1
-            requests = self._input.prepare(request_id, prompt, wanted, priority=rank, pooling=pooling)
-            text = prompt if isinstance(prompt, str) else None
-            output.add(request_id, text, requests, stream=False)
-            batch += requests
-            order.append(request_id)
-        self.engine.add(batch)
-        finished = self._run(output, order, use_tqdm)
+        with ExitStack() as leases:
+            keys = _lease(self.adapters, lora_request, len(asked), leases)
+            for (prompt, wanted, rank), key in zip(asked, keys, strict=True):
+                request_id = f"llm-{self._count}"
+                self._count += 1
+                requests = self._input.prepare(request_id, prompt, wanted, priority=rank, adapter=key, pooling=pooling)
+                text = prompt if isinstance(prompt, str) else None
+                output.add(request_id, text, requests, stream=False)
+                batch += requests
+                order.append(request_id)
+            self.engine.add(batch)
+            finished = self._run(output, order, use_tqdm)
         return [finished[request_id] for request_id in order]
 
     def _run(self, output: OutputProcessor, order: list[str], use_tqdm: bool) -> dict[str, RequestOutput]:
@@ -224,6 +247,28 @@ class LLM:
             self.engine.abandon()
             raise
         return finished
+
+
+def _lease(adapters: EngineAdapters, asked: Adapters, count: int, leases: ExitStack) -> list[bytes | None]:
+    """Keys of the adapters of ``count`` prompts, kept until ``leases`` ends; those that are not loaded are loaded."""
+    many = [asked] * count if asked is None or isinstance(asked, LoRARequest) else list(asked)
+    if len(many) != count or not all(each is None or isinstance(each, LoRARequest) for each in many):
+        raise RequestError(f"lora_request must be a LoRARequest, or a list of {count}, one per prompt.", "lora_request")
+    try:
+        for request in {each for each in many if each is not None}:
+            _load(adapters, request)
+    except LoadError as error:
+        raise RequestError(str(error), "lora_request") from error
+    return [None if each is None else leases.enter_context(adapters.lease(each.lora_name)) for each in many]
+
+
+def _load(adapters: EngineAdapters, request: LoRARequest) -> None:
+    name, path = request.lora_name, request.lora_path
+    loaded = {info.name: info.path for info in adapters.infos()}
+    if request.load_inplace or (path and path != loaded.get(name)):
+        adapters.load(name, path, base_model=request.base_model_name, replace=request.load_inplace)
+    else:
+        adapters.prepare(name)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -73,6 +73,11 @@ class OutputProcessor:
                 del self._answers[output.request_id]
         return outputs, stopped
 
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a user request that has not ended has a first token."""
+        answer = self._answers.get(request_id)
+        return answer is not None and answer.metrics.first_token_at > 0.0
+
     def open_ids(self, request_id: str) -> list[str]:
         """Ids of the engine requests of a user request that have not ended; none if it is unknown."""
         answer = self._answers.get(request_id)

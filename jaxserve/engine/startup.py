@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from jaxserve.blocks import make_blocks
 from jaxserve.config import EngineConfig, SchedulerConfig
+from jaxserve.engine.adapters import EngineAdapters, NoAdapters, open_adapters
 from jaxserve.engine.drafts import OpenedDrafts, open_drafts
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.input import InputProcessor
@@ -25,6 +26,7 @@ from jaxserve.errors import ConfigError, ShapeMismatchError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import state_size
+from jaxserve.request import FinishReason
 from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.speculative import TypicalAcceptance
@@ -50,6 +52,7 @@ class Started:
     model_name: str
     max_model_len: int
     phases: dict[str, float]
+    adapters: EngineAdapters = field(default_factory=NoAdapters)
 
     def input_processor(self) -> InputProcessor:
         """What makes requests for this engine."""
@@ -73,12 +76,13 @@ class _Phases:
 @dataclass(frozen=True, slots=True)
 class _Device:
     """What was found out about the device side before the weights: KV dtype, attention backend, most tokens and rows
-    of a step, and what guesses."""
+    of a step, what guesses, and the adapters."""
 
     dtype: jnp.dtype
     backend: str
     limits: tuple[int, int]
     drafts: OpenedDrafts
+    adapters: EngineAdapters = field(default_factory=NoAdapters)
 
 
 def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Started:
@@ -108,8 +112,10 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     with phase("weights"):
         weights = load_weights(config.model, opened, dtype)
         params = (weights, drafts.load(dtype, weights))
+    with phase("adapters"):
+        adapters = open_adapters(config, model, dtype)
     with phase("kv cache"):
-        runner = _make_runner(config, opened, params, _Device(dtype, backend, limits, drafts))
+        runner = _make_runner(config, opened, params, _Device(dtype, backend, limits, drafts, adapters))
     if config.runner.warmup:
         with phase("compile"):
             _warm_up(runner, tell)
@@ -118,10 +124,11 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         make_blocks(config.cache, runner.shape.num_blocks, runner.shape.max_context),
         max_num_batched_tokens=runner.shape.max_tokens,
         max_num_seqs=runner.shape.max_rows,
+        admission=adapters.admission(lambda request_id: engine.finish(request_id, FinishReason.ERROR)),
         speculation=make_speculation(drafts.settings, runner.buckets, runner.proposer),
     )
     engine = Engine(scheduler, runner, depth=1 if config.runner.async_scheduling else 0)
-    return Started(config, engine, tokenizer, model, opened.name, runner.shape.max_context, phase.seconds)
+    return Started(config, engine, tokenizer, model, opened.name, runner.shape.max_context, phase.seconds, adapters)
 
 
 def _make_runner(
@@ -159,7 +166,8 @@ def _make_runner(
         size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
     )
     try:
-        runner = Runner(params[0], model, shape, proposer, params[1], _typical(device.drafts))
+        typical, adapters = _typical(device.drafts), device.adapters.device
+        runner = Runner(params[0], model, shape, proposer, params[1], typical, adapters)
         runner.wait()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError
+from jaxserve.lora.layout import Layout
 from jaxserve.models.config import ModelConfig
 from jaxserve.sampling import RowState
 from jaxserve.speculative import Proposer
 
-__all__ = ["KVSize", "block_bytes", "check_room", "fit_blocks", "fit_context"]
+__all__ = ["KVSize", "block_bytes", "check_adapter_room", "check_room", "fit_blocks", "fit_context"]
 
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 << 30
@@ -115,6 +116,16 @@ def check_room(size: KVSize, model: ModelConfig, max_rows: int, proposer: Propos
         raise ConfigError(
             f"no room: {size.num_blocks} KV blocks take {blocks / _MIB:.0f} MiB (by {size.reason}) and the state of "
             f"{max_rows} sequences (--max-num-seqs) {rows / _MIB:.0f} MiB, but {free / _MIB:.0f} MiB are free."
+        )
+
+
+def check_adapter_room(layout: Layout, num_slots: int) -> None:
+    """ConfigError: the slots for adapters are more than a CPU has memory for (see ``check_room``)."""
+    wanted = num_slots * layout.slot_bytes
+    if jax.default_backend() == "cpu" and wanted > (free := _free_ram()):
+        raise ConfigError(
+            f"no room: {num_slots} slots for adapters (--max-loras) of rank {layout.max_rank} (--max-lora-rank) take "
+            f"{wanted / _MIB:.0f} MiB, but {free / _MIB:.0f} MiB are free."
         )
 
 

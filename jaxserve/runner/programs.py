@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.layers import KVCache
+from jaxserve.lora.bank import LoraInput, adapt, adapt_head
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import DecoderInput, decode, logits
 from jaxserve.models.ragged import ragged_step
@@ -60,6 +61,7 @@ def forward(
     kv: KVCache,
     newest: Newest,
     step: StepInput,
+    lora: LoraInput | None = None,
     *,
     config: ModelConfig,
     bucket: Bucket,
@@ -67,12 +69,15 @@ def forward(
     backend: str,
     taps: tuple[int, ...] = (),
 ) -> tuple[KVCache, jax.Array, tuple[jax.Array, ...]]:
-    """Run the decoder over a step's tokens.
+    """Run the decoder over a step's tokens, with the adapters ``lora`` of its rows if any of them has one.
 
     Returns the updated cache, the hidden states of ``step.outputs``, [max_places, E] in every bucket, so that the
     sample programs need not exist once per forward bucket, and those of all tokens in chunks (see ``reader``).
     """
     inputs = decoder_input(step, newest, kv, bucket)
+    if lora is not None:
+        is_real = jnp.arange(step.tokens.shape[0]) < step.query_start[-1]
+        params = adapt(params, lora.bank, jnp.where(is_real, lora.slots[step.token_rows], 0))
     hidden, kv = decode(params, config, inputs, kv, backend=backend, taps=taps)
     kept = hidden[step.outputs]
     outputs = jnp.zeros((max_places, hidden.shape[1]), hidden.dtype).at[: kept.shape[0]].set(kept)
@@ -129,18 +134,21 @@ def sample(
     sampling: SamplingInput,
     mask: jax.Array,
     masked: jax.Array,
+    lora: LoraInput | None = None,
     *,
     typical: TypicalAcceptance | None = None,
 ) -> tuple[RowState, Sampled, jax.Array]:
     """Sample at every place of a step, and keep what follows right drafts.
 
-    ``hidden`` [max_places, E] holds the places' hidden states first; ``typical`` says which other drafts count as
-    right; the other arguments are those of ``sampling.sample``. Returns the rows, what was sampled, and which places
-    [P] were reached.
+    ``hidden`` [max_places, E] holds the places' hidden states first, ``lora`` the places' adapters if any changes the
+    output head; ``typical`` says which other drafts count as right; the other arguments are those of
+    ``sampling.sample``. Returns the rows, what was sampled, and which places [P] were reached.
     """
     places = find_places(drafts, sampling)
     first = jnp.where(sampling.positions < 0, rows.length[sampling.rows], sampling.positions)
     positions = first + places.depth
+    if lora is not None:
+        params = adapt_head(params, lora.bank, lora.slots)
     scores = logits(params, hidden[: sampling.nodes.shape[0]])
     revise = None if typical is None else partial(typical.revise, places, sampling, drafts.width)
     sampled = sample_logits(

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.lora.bank import LoraInput, adapt_head
 from jaxserve.models.decoder import logits
 from jaxserve.plan import PromptPart, PromptRead, RowPlan, TokenLogprobs
+from jaxserve.runner.adapters import Adapters
 from jaxserve.runner.compiled import Programs
 from jaxserve.sampling import measure
 
@@ -85,16 +87,19 @@ class PromptReader:
     Args:
         head: the parameters that ``logits`` needs.
         hidden: shape and dtype of hidden states [..., E].
+        adapters: those of requests.
     """
 
-    def __init__(self, head: dict[str, Any], hidden: jax.ShapeDtypeStruct) -> None:
+    def __init__(self, head: dict[str, Any], hidden: jax.ShapeDtypeStruct, adapters: Adapters) -> None:
         self._head = head
+        self._adapters = adapters
         self._chunk = jax.ShapeDtypeStruct((CHUNK, hidden.shape[-1]), hidden.dtype)
         self._programs = Programs(self._lower)
 
     def programs(self) -> list[tuple[Programs, Any]]:
         """Every program that serving may call, as (programs, key)."""
-        return [(self._programs, "score"), (self._programs, "sum")]
+        adapted = ["adapted score"] if self._adapters.changes_head else []
+        return [(self._programs, name) for name in ("score", "sum", *adapted)]
 
     def read(
         self, ordered: Sequence[RowPlan], query_start: NDArray[np.int32], chunks: Sequence[jax.Array]
@@ -105,6 +110,7 @@ class PromptReader:
             return None
         parts = PromptParts()
         targets: dict[int, NDArray[np.int32]] = {}
+        slots: dict[int, list[int]] = {}
         top: set[int] = set()
         sums: dict[int, list[tuple[str, NDArray[np.float32]]]] = {}
         for row, begin in zip(ordered, query_start.tolist(), strict=False):
@@ -117,11 +123,15 @@ class PromptReader:
                 if part:
                     wanted = targets.setdefault(span.chunk, np.zeros(CHUNK, np.int32))
                     wanted[span.first : span.first + len(part)] = part
+                    of_chunk = slots.setdefault(span.chunk, [0] * CHUNK)
+                    of_chunk[span.first : span.first + len(part)] = [row.adapter_slot] * len(part)
                     top |= {span.chunk} if row.read.num_top else set()
                 if (weights := _weights(row.read, span)) is not None:
                     sums.setdefault(span.chunk, []).append((row.request_id, weights))
         for chunk, wanted in targets.items():
-            scores = self._programs["score"](self._head, chunks[chunk], wanted, np.bool_(chunk in top))
+            lora = self._adapters.of_tokens(slots[chunk])
+            score = self._programs["score" if lora is None else "adapted score"]
+            scores = score(self._head, chunks[chunk], wanted, np.bool_(chunk in top), lora)
             parts.add_scores(chunk, scores)
         for chunk, asked in sums.items():
             for first in range(0, len(asked), _SUMS):
@@ -136,13 +146,16 @@ class PromptReader:
     def _lower(self, name: str) -> jax.stages.Lowered:
         if name == "sum":
             return jax.jit(_sum).lower(self._chunk, np.zeros((_SUMS, CHUNK), np.float32))
-        return jax.jit(_score).lower(self._head, self._chunk, np.zeros(CHUNK, np.int32), np.bool_(False))
+        lora = self._adapters.like(CHUNK) if name == "adapted score" else None
+        return jax.jit(_score).lower(self._head, self._chunk, np.zeros(CHUNK, np.int32), np.bool_(False), lora)
 
 
 def _score(
-    head: dict[str, Any], hidden: jax.Array, targets: jax.Array, wants_top: jax.Array
+    head: dict[str, Any], hidden: jax.Array, targets: jax.Array, wants_top: jax.Array, lora: LoraInput | None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Log probabilities and ranks [CHUNK] of tokens after hidden states, and the likeliest ones, as in ``Sampled``."""
+    if lora is not None:
+        head = adapt_head(head, lora.bank, lora.slots)
     return measure(logits(head, hidden), targets, wants_top)
 
 

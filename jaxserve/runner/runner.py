@@ -21,6 +21,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import state_size
 from jaxserve.plan import BlockCopy, RowPlan, StepPlan
 from jaxserve.runner import programs
+from jaxserve.runner.adapters import Adapters
 from jaxserve.runner.batch import StepInput, make_step_input, order_rows
 from jaxserve.runner.buckets import NO_BUCKET, Bucket, Buckets
 from jaxserve.runner.compaction import Compactor
@@ -89,6 +90,7 @@ class Runner:
         proposer: guesses tokens ahead.
         proposer_params: its parameters.
         typical: which drafts count as right although something else was sampled; None for exact acceptance.
+        adapters: those of requests; proposers know nothing of them.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Runner:
         proposer: Proposer | None = None,
         proposer_params: Any = None,
         typical: TypicalAcceptance | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
@@ -134,10 +137,13 @@ class Runner:
             backend=shape.backend,
             is_tree=proposer.is_tree,
         )
-        self._reader = PromptReader(self._head, self._hidden)
         self._typical = typical
+        self.adapters = adapters or Adapters()
+        self._reader = PromptReader(self._head, self._hidden, self.adapters)
         self._forward = Programs(self._lower_forward)
+        self._forward_adapted = Programs(partial(self._lower_forward, adapted=True))
         self._sample = Programs(self._lower_sample)
+        self._sample_adapted = Programs(partial(self._lower_sample, adapted=True))
         self._rare = Programs(self._lower_rare)
 
     # ------------------------------------------------------------------ one step
@@ -153,7 +159,9 @@ class Runner:
         has_prefill = any(len(row.tokens) > 1 for row in ordered)
         bucket = self.buckets.pick(plan.num_tokens, len(ordered), has_prefill=has_prefill)
         step = self._step_input(ordered, bucket)
-        kv, hidden, chunks = self._forward[bucket](self.params, self._state.kv, self._newest(), step)
+        lora = self.adapters.of_rows(ordered, bucket.rows)
+        forward = self._forward if lora is None else self._forward_adapted
+        kv, hidden, chunks = forward[bucket](self.params, self._state.kv, self._newest(), step, lora)
         self._state = replace(self._state, kv=kv)
         parts = self._reader.read(ordered, step.query_start, chunks)
         return Launch(plan, ordered, hidden, bucket, step, parts)
@@ -171,8 +179,10 @@ class Runner:
             size = self.buckets.pick_places(sum(1 + row.num_drafts for row in order))
             bits, masked = self._mask(plan, order, mask, size)
             sampling = make_sampling_input(order, size, self.shape.max_rows)
-            rows, sampled, reached = self._sample[size](
-                self._head, self._state.rows, self._drafter.drafts, launch.hidden, sampling, bits, masked
+            lora = self.adapters.of_places(order, size)
+            sample = self._sample if lora is None else self._sample_adapted
+            rows, sampled, reached = sample[size](
+                self._head, self._state.rows, self._drafter.drafts, launch.hidden, sampling, bits, masked, lora
             )
             self._state = DeviceState(kv=self._compactor.compact(self._state.kv, rows, order), rows=rows)
         if not plan.proposes:
@@ -191,7 +201,8 @@ class Runner:
         """Free what the runner holds on the device. It is of no use afterwards."""
         self.wait()
         self.compiles.close()
-        for leaf in jax.tree.leaves((self._state, self._no_mask, self.params, self._drafter.arrays())):
+        held = self._state, self._no_mask, self.params, self._drafter.arrays(), self.adapters.arrays()
+        for leaf in jax.tree.leaves(held):
             leaf.delete()
 
     # ------------------------------------------------------------------ warm-up
@@ -199,15 +210,18 @@ class Runner:
         """Every program that serving may call, as (programs, key), the smallest first."""
         forward = [(self._forward, bucket) for bucket in self.buckets.forward()]
         sample = [(self._sample, places) for places in self.buckets.places]
+        if self.adapters.changes_layers:
+            forward += [(self._forward_adapted, bucket) for bucket in self.buckets.forward()]
+        if self.adapters.changes_head:
+            sample += [(self._sample_adapted, places) for places in self.buckets.places]
         rare: list[tuple[Programs, Any]] = [(self._rare, "copy"), (self._rare, "load")]
-        return [
-            *forward,
-            *sample,
-            *rare,
+        others = (
+            *self.adapters.programs(),
             *self._reader.programs(),
             *self._compactor.programs(),
             *self._drafter.programs(),
-        ]
+        )
+        return [*forward, *sample, *rare, *others]
 
     # ------------------------------------------------------------------ parts
     def _step_input(self, ordered: list[RowPlan], bucket: Bucket) -> StepInput:
@@ -254,7 +268,7 @@ class Runner:
         return bits, np.bool_(True)
 
     # ------------------------------------------------------------------ lowering
-    def _lower_forward(self, bucket: Bucket) -> jax.stages.Lowered:
+    def _lower_forward(self, bucket: Bucket, *, adapted: bool = False) -> jax.stages.Lowered:
         function = partial(
             programs.forward,
             config=self.config,
@@ -264,9 +278,10 @@ class Runner:
             taps=self._taps,
         )
         step = self._step_input([], bucket)
-        return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._newest(), step)
+        lora = self.adapters.like(bucket.rows) if adapted else None
+        return jax.jit(function, donate_argnums=1).lower(self.params, self._state.kv, self._newest(), step, lora)
 
-    def _lower_sample(self, places: int) -> jax.stages.Lowered:
+    def _lower_sample(self, places: int, *, adapted: bool = False) -> jax.stages.Lowered:
         return jax.jit(partial(programs.sample, typical=self._typical), donate_argnums=1).lower(
             self._head,
             self._state.rows,
@@ -275,6 +290,7 @@ class Runner:
             make_sampling_input([], places, self.shape.max_rows),
             self._no_mask[places],
             np.bool_(False),
+            self.adapters.like(places) if adapted else None,
         )
 
     def _lower_rare(self, name: str) -> jax.stages.Lowered:

@@ -29,6 +29,9 @@ class AdmissionRule(Protocol):
     @property
     def holds_place(self) -> bool: ...
 
+    def begin_step(self, running: Collection[Request]) -> None:
+        """A step is about to be planned; ``running`` have started before."""
+
     def admits(self, request: Request, running: Collection[Request]) -> bool:
         """Whether ``request`` may start beside ``running``."""
 
@@ -89,6 +92,9 @@ class StaticBatching:
         self._clock = clock
         self._opened_at = 0.0
         self._is_open = False
+
+    def begin_step(self, running: Collection[Request]) -> None:
+        """Nothing to do."""
 
     def admits(self, request: Request, running: Collection[Request]) -> bool:
         """Whether ``request`` opens a batch or belongs to the one that ``running`` are of."""

@@ -136,6 +136,8 @@ class Scheduler:
         if len(self._in_flight) > 1:
             raise AssertionError("a step is planned while two are in flight")
         self.blocks.begin_step()
+        for rule in self._admission:
+            rule.begin_step(self._running)
         step = StepBuilder(self._budget)
         self._plan_running(step)
         # Where somebody was just preempted for memory, whoever came in now would make it worse.

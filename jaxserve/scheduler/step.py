@@ -62,7 +62,9 @@ class StepBuilder:
                 block_ids=tuple(request.blocks),
                 params=request.params,
                 seed=request.seed,
-                private=request.cache_salt is not None,
+                adapter_slot=request.adapter_slot,
+                # Earlier answers are shared; those of an adapter are nobody else's, and of no use to others.
+                private=request.cache_salt is not None or request.adapter is not None,
                 read=_read(request, start, stop) if request.reads_prompt else None,
             )
         )

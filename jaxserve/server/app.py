@@ -5,11 +5,13 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
 from jaxserve.server import (
+    adapters,
     anthropic,
     chat,
     completions,
@@ -22,27 +24,36 @@ from jaxserve.server import (
     scores,
     tokens,
 )
+from jaxserve.server.access import Access, Keys
+from jaxserve.server.deadlines import with_deadlines
 from jaxserve.server.errors import handle
-from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, ApiKey, RequestId
+from jaxserve.server.intake import Intake, Rules
+from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, RequestId
 from jaxserve.server.protocol import Engine
-from jaxserve.server.turns import Turns
 
 __all__ = ["create_app"]
 
 
 def create_app(engine: Engine, config: ServerConfig) -> Starlette:
-    """The ASGI app that serves ``engine``. It neither starts nor stops the engine."""
+    """The ASGI app that serves ``engine``. It neither starts nor stops the engine.
+
+    ConfigError: the file of keys cannot be used.
+    """
     served = models.ServedModels(engine, config.served_model_name)
-    metrics = Metrics(served.names[0], engine.max_model_len, engine.stats)
-    turns = Turns(engine.tokenizer, config)
-    strict = config.strict_params
+    metrics = Metrics(
+        served.names[0], engine.max_model_len, engine.stats, engine.config.cache, compat=config.metrics_compat
+    )
+    engine = with_deadlines(engine, metrics, config.ttft_timeout, config.request_timeout)
+    intake = Intake(Rules(engine.tokenizer, config, engine.max_model_len))
+    turns, strict = intake.rules.turns, config.strict_params
     described = [
         *operations.routes(engine, metrics),
         *control.routes(engine),
         *models.routes(served),
+        *adapters.routes(engine, served),
         *tokens.routes(engine, served, turns, strict=strict),
-        *completions.routes(engine, served, metrics, strict=strict),
-        *chat.routes(engine, served, metrics, turns, strict=strict),
+        *completions.routes(engine, served, metrics, intake),
+        *chat.routes(engine, served, metrics, intake),
         *responses.routes(engine, served, metrics, turns, store_size=config.max_stored_responses, strict=strict),
         *anthropic.routes(engine, served, metrics, turns, strict=strict),
         *embeddings.routes(engine, served, metrics, config),
@@ -50,14 +61,37 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     ]
     app = Starlette(
         routes=[*described, *openapi.routes(described)],
-        middleware=[
-            Middleware(RequestId),
-            Middleware(anthropic.Dialect),
-            Middleware(ApiKey, keys=config.api_key),
-            Middleware(AbortOnDisconnect),
-            Middleware(AnswerErrors),
-        ],
+        middleware=_around(config, metrics),
         exception_handlers={JaxserveError: handle, HTTPException: handle},
     )
+    app.state.keep_alive_seconds = config.sse_keep_alive_interval
+    app.state.intake = intake
+    app.state.max_body = config.max_request_body
     app.router.redirect_slashes = False
     return app
+
+
+def _around(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
+    """From the outside in."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+        expose_headers=("Retry-After", "X-Request-Id", "x-jaxserve-ignored"),
+    )
+    return [
+        Middleware(RequestId, unlogged=frozenset(config.access_log_exclude) if config.access_log else None),
+        # A browser asks before it sends a key, and must be let read a refusal.
+        *([cors] if config.allowed_origins else []),
+        Middleware(anthropic.Dialect),
+        Middleware(
+            Access,
+            clients=Keys(config.client_keys()),
+            operators=Keys(config.admin_api_key),
+            max_concurrency=config.max_concurrency_per_key,
+        ),
+        Middleware(AbortOnDisconnect, note=metrics.client_gone),
+        Middleware(AnswerErrors),
+    ]

@@ -14,28 +14,29 @@ from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.request import FinishReason
 from jaxserve.server.exchange import put
 from jaxserve.server.generation import Answer, Job
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
 from jaxserve.server.protocol import Engine
-from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import EventStream
-from jaxserve.server.turns import Reading, Turns
+from jaxserve.server.turns import Reading
 
 __all__ = ["routes"]
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns, *, strict: bool) -> list[Route]:
-    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
+    """Routes of this family."""
+    turns = intake.rules.turns
 
     async def create(request: Request) -> Response:
-        body = ChatRequest.parse(await read_object(request), strict=strict)
+        body = await intake.chat(request)
         model = models.resolve(body.model)
-        job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), model)
+        job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), (model, models.adapter(model)))
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
-            return await EventStream.open(answer.events(), headers=body.headers)
+            return EventStream(answer.events(), headers=body.headers)
         return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]

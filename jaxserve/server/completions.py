@@ -13,10 +13,9 @@ from starlette.routing import Route
 
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
-from jaxserve.server.exchange import truncated
 from jaxserve.server.generation import Answer, Job
-from jaxserve.server.infill import infill_ids
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import (
     TextOffsets,
     completion_logprobs,
@@ -25,6 +24,7 @@ from jaxserve.server.logprobs import (
     prompt_logprobs,
 )
 from jaxserve.server.models import ServedModels
+from jaxserve.server.prompts import completion_prompts
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import CompletionRequest
 from jaxserve.server.sse import EventStream
@@ -32,20 +32,21 @@ from jaxserve.server.sse import EventStream
 __all__ = ["routes"]
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bool) -> list[Route]:
-    """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
+    """Routes of this family."""
 
     async def create(request: Request) -> Response:
-        body = CompletionRequest.parse(await read_object(request), strict=strict)
+        body = await intake.completion(request)
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body), **_of_prompt(body))
-        prompts = await run_in_threadpool(_prompts, engine, body) if _shapes_prompts(body) else body.prompt
-        job = Job(body.new_id("cmpl"), model, prompts, params, body, structure.field)
+        prompts = await run_in_threadpool(completion_prompts, engine.tokenizer, body, engine.max_model_len)
+        adapter = models.adapter(model)
+        job = Job(body.new_id("cmpl"), model, prompts, params, body, structure.field, adapter)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         if body.stream:
-            return await EventStream.open(answer.events(), headers=body.headers)
+            return EventStream(answer.events(), headers=body.headers)
         return respond(await answer.whole(), headers=body.headers)
 
     return [Route("/v1/completions", create, methods=["POST"])]
@@ -63,22 +64,6 @@ def _of_prompt(body: CompletionRequest) -> dict[str, Any]:
     if not body.echo or (body.logprobs is None and body.max_tokens != 0):
         return {}
     return {"prompt_logprobs": max(body.logprobs or 0, body.prompt_logprobs or 0)}
-
-
-def _shapes_prompts(body: CompletionRequest) -> bool:
-    return bool(body.suffix or body.add_special_tokens is False or body.truncate_prompt_tokens is not None)
-
-
-def _prompts(engine: Engine, body: CompletionRequest) -> list[str | list[int]]:
-    """Prompts as token ids, where the request says more of them than what they hold."""
-    special = body.add_special_tokens is not False
-
-    def ids(prompt: str | list[int]) -> list[int]:
-        if body.suffix:
-            return infill_ids(engine.tokenizer, prompt, body.suffix)
-        return engine.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
-
-    return [truncated(ids(prompt), body.truncate_prompt_tokens, engine.max_model_len) for prompt in body.prompt]
 
 
 def _echoed(engine: Engine, job: Job) -> list[str]:

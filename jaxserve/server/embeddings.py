@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Literal
 
@@ -17,10 +17,10 @@ from jaxserve.config import ServerConfig
 from jaxserve.engine.reading import EMBEDDING, check_dimensions, shaped
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import RequestOutput
-from jaxserve.server.exchange import truncated
 from jaxserve.server.generation import Generation, Job
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
+from jaxserve.server.prompts import truncated
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import Prompts, Scheduled
 
@@ -51,7 +51,15 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
         check_dimensions(body.dimensions, engine.hidden_size)
         job_id = body.new_id("embd")
         prompts = await run_in_threadpool(_prompts, engine, body)
-        job = Job(job_id, model, prompts, EMBEDDING, body, pooling=body.pooling or config.pooling)
+        job = Job(
+            job_id,
+            model,
+            prompts,
+            EMBEDDING,
+            body,
+            adapter=models.adapter(model),
+            pooling=body.pooling or config.pooling,
+        )
         reading = Generation(engine, metrics, job, prompt_param="input")
         data: list[dict[str, Any]] = []
         async with aclosing(reading.outputs(stream=False)) as outputs:
@@ -73,7 +81,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
     return [Route("/v1/embeddings", create, methods=["POST"])]
 
 
-def _prompts(engine: Engine, body: EmbeddingRequest) -> list[str | list[int]]:
+def _prompts(engine: Engine, body: EmbeddingRequest) -> Sequence[str | Sequence[int]]:
     if body.truncate_prompt_tokens is None:
         return body.input
     ids = (engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.input)

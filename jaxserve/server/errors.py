@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from jaxserve.errors import EngineDeadError, JaxserveError, ModelNotFoundError, 
 from jaxserve.logging import get_logger
 from jaxserve.server.jsonio import respond
 
-__all__ = ["AbortedError", "ErrorAnswer", "GenerationError", "NotFoundError", "describe", "handle"]
+__all__ = ["AbortedError", "ErrorAnswer", "GenerationError", "LateError", "NotFoundError", "describe", "handle"]
 
 _log = get_logger(__name__)
 
@@ -30,6 +31,21 @@ class NotFoundError(RequestError):
 
 class AbortedError(JaxserveError):
     """The engine was told to drop a request that it had accepted (HTTP 503)."""
+
+
+class LateError(JaxserveError):
+    """A request was given up after a limit of so many seconds (HTTP 504, or 503 if it is that of the first token).
+
+    Attributes:
+        is_total: it was the limit of the whole request.
+        stage: ``first_token`` or ``generation``: what it was late with.
+    """
+
+    def __init__(self, seconds: float, *, has_begun: bool, is_total: bool) -> None:
+        what, flag = ("is not finished", "request") if is_total else ("has no first token", "ttft")
+        super().__init__(f"the request {what} after {seconds:g} s (--{flag}-timeout).")
+        self.is_total = is_total
+        self.stage = "generation" if has_begun else "first_token"
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,11 @@ def describe(error: Exception) -> ErrorAnswer:
         case RequestError():
             return ErrorAnswer(400, "BadRequestError", str(error), error.param)
         case QueueFullError():
-            return ErrorAnswer(503, "ServiceUnavailableError", str(error), headers={"Retry-After": "1"})
+            return _unavailable(error, retry_after=error.retry_after)
+        case LateError(is_total=False):
+            return _unavailable(error, retry_after=1.0)
+        case LateError():
+            return ErrorAnswer(504, "TimeoutError", str(error))
         case EngineDeadError() | AbortedError():
             return ErrorAnswer(503, "ServiceUnavailableError", str(error))
         case GenerationError():
@@ -71,6 +91,11 @@ def describe(error: Exception) -> ErrorAnswer:
             return ErrorAnswer(error.status_code, phrase, error.detail, headers=dict(error.headers or {}))
     _log.error("unexpected error while serving a request", exc_info=error)
     return ErrorAnswer(500, "InternalServerError", "internal server error; the server's log has the details.")
+
+
+def _unavailable(error: Exception, retry_after: float) -> ErrorAnswer:
+    seconds = max(1, math.ceil(retry_after))
+    return ErrorAnswer(503, "ServiceUnavailableError", str(error), headers={"Retry-After": str(seconds)})
 
 
 async def handle(request: Request, error: Exception) -> Response:

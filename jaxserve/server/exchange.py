@@ -19,62 +19,27 @@ from jaxserve.outputs import CompletionOutput
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.generation import Generation, Job
 from jaxserve.server.logprobs import chat_logprobs
-from jaxserve.server.messages import render
 from jaxserve.server.parsers import Event
+from jaxserve.server.prompts import chat_prompt
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
-from jaxserve.server.turns import Reading, Turn, Turns
+from jaxserve.server.turns import Reading, Turns
 
-__all__ = ["Exchange", "Written", "named_as", "prompt_ids", "put", "truncated"]
-
-_TEMPLATE_OWN = frozenset(
-    {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "return_dict", "tokenize", "tools"}
-)
-"""Names that ``chat_template_kwargs`` must leave alone: other parameters decide them."""
+__all__ = ["Exchange", "Written", "named_as", "put"]
 
 
-async def put(engine: Engine, turns: Turns, body: ChatRequest, job_id: str, model: str) -> tuple[Job, Reading]:
-    """What ``body`` asks of the engine, and how its answers are to be read. RequestError: it cannot be served."""
+async def put(
+    engine: Engine, turns: Turns, body: ChatRequest, job_id: str, model: tuple[str, str | None]
+) -> tuple[Job, Reading]:
+    """What ``body`` asks of the engine, and how its answers are to be read. RequestError: it cannot be served.
+
+    ``model`` is the name to answer with, and that of the adapter to generate with.
+    """
     turn = turns.plan(body)
-    prompt = await run_in_threadpool(prompt_ids, engine, body, turn)
+    prompt = body.prompt_ids or await run_in_threadpool(chat_prompt, engine.tokenizer, body, turn, engine.max_model_len)
     reading = turns.read(turn, prompt)
-    return Job(job_id, model, [prompt], _params(body, reading), body, turn.structure_field), reading
-
-
-def prompt_ids(engine: Engine, body: ChatRequest, turn: Turn) -> list[int]:
-    """The conversation as token ids, special tokens and all."""
-    continued = bool(body.continue_final_message)
-    generation_prompt = not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    settings = body.chat_template_kwargs or {}
-    template = body.chat_template or engine.tokenizer.chat_template or ""
-    if body.documents is not None:
-        if "documents" not in template:
-            raise RequestError("documents: the chat template knows none.", "documents")
-        settings = {**settings, "documents": body.documents}
-    if clash := _TEMPLATE_OWN & settings.keys():
-        name = f"chat_template_kwargs.{min(clash)}"
-        raise RequestError(f"{name} is not allowed; there is a parameter for it, or it is not supported.", name)
-    messages, options = turn.put(render(body.messages))
-    ids = engine.tokenizer.apply_chat_template(
-        messages,
-        add_generation_prompt=generation_prompt,
-        continue_final_message=continued,
-        chat_template=body.chat_template,
-        **options,
-        **settings,
-    )
-    return truncated(ids, body.truncate_prompt_tokens, engine.max_model_len)
-
-
-def truncated(ids: list[int], most: int | None, max_model_len: int) -> list[int]:
-    """The last tokens of a prompt, at most ``most``; -1 is as many as leave room for one more."""
-    if most is None:
-        return ids
-    if most == 0 or most >= max_model_len:
-        raise RequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {max_model_len - 1}, got {most}.", "truncate_prompt_tokens"
-        )
-    return ids[-(max_model_len - 1 if most == -1 else most) :]
+    name, adapter = model
+    return Job(job_id, name, [prompt], _params(body, reading), body, turn.structure_field, adapter), reading
 
 
 def _params(body: ChatRequest, reading: Reading) -> SamplingParams:
@@ -124,10 +89,10 @@ class Exchange(Generation):
         metrics: Metrics,
         turns: Turns,
         body: ChatRequest,
-        job: tuple[str, str],
+        job: tuple[str, tuple[str, str | None]],
         names: Mapping[str, str],
     ) -> Self:
-        """Put a chat to the model. ``job`` is the answer's id and the model's name; ``names`` is for ``named_as``."""
+        """Put a chat to the model. ``job`` is the answer's id and the model; see ``put`` and ``named_as``."""
         with named_as(names):
             return cls(engine, metrics, *await put(engine, turns, body, *job), names)
 

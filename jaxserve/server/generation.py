@@ -40,15 +40,17 @@ class Job:
         params: sampling parameters of all of them.
         body: the request as it came.
         structure_field: the field of the request that asks for the output's form.
+        adapter: name of the adapter to generate with, None for the base model.
         pooling: what is made of the prompts' hidden states: "mean", "last", or "" for nothing.
     """
 
     id: str
     model: str
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | Sequence[int]]
     params: SamplingParams
     body: Scheduled
     structure_field: str = "structured_outputs"
+    adapter: str | None = None
     pooling: str = ""
 
 
@@ -122,10 +124,11 @@ class Generation:
             f"{job.id}-{position}",
             priority=job.body.priority or 0,
             cache_salt=job.body.cache_salt,
+            adapter=job.adapter,
             stream=stream,
             pooling=job.pooling,
         )
-        with self._metrics.track(job.params.n) as tracker:
+        with self._metrics.track(job.params) as tracker:
             async with aclosing(generated) as results:
                 try:
                     async for result in results:
@@ -217,6 +220,11 @@ def _check_ends(result: RequestOutput) -> None:
 
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
     """Items of all streams as they come, each with its stream's number. If one fails, or this is closed, all are."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
     inbox: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=len(streams))
 
     async def forward(number: int, stream: AsyncGenerator[RequestOutput, None]) -> None:

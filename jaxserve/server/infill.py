@@ -6,6 +6,8 @@ parameter is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxserve.errors import RequestError
 from jaxserve.server.protocol import Tokenizer
 
@@ -25,7 +27,7 @@ _FORMS = (
 )
 
 
-def infill_ids(tokenizer: Tokenizer, prefix: str | list[int], suffix: str) -> list[int]:
+def infill_ids(tokenizer: Tokenizer, prefix: str | Sequence[int], suffix: str) -> list[int]:
     """The prompt at whose end the model writes what stands between. RequestError: it cannot."""
     if not isinstance(prefix, str):
         raise RequestError("suffix needs a prompt of text, not of token ids.", "suffix")

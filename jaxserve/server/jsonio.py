@@ -18,9 +18,7 @@ from starlette.responses import Response
 
 from jaxserve.errors import RequestError
 
-__all__ = ["MAX_BODY_BYTES", "dumps", "parse_json", "read_object", "respond"]
-
-MAX_BODY_BYTES = 16 * 2**20
+__all__ = ["check_type", "dumps", "parse_json", "parse_object", "read_bytes", "read_object", "respond"]
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -28,12 +26,22 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 async def read_object(request: Request) -> dict[str, Any]:
     """The request's body, a JSON object.
 
-    RequestError: it is something else. HTTPException 413: it is longer than MAX_BODY_BYTES.
+    RequestError: it is something else. HTTPException 413: it is longer than the app's ``state.max_body`` bytes.
     """
+    check_type(request)
+    return parse_object(await read_bytes(request))
+
+
+def check_type(request: Request) -> None:
+    """RequestError: the body is not said to be JSON."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise RequestError(f"Content-Type must be application/json, got {media_type or 'none'!r}.")
-    value = parse_json(await _read(request))
+        raise RequestError(f"Content-Type must be application/json, got {media_type[:64] or 'none'!r}.")
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in ``data``. RequestError: it is something else."""
+    value = parse_json(data)
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {_kind(value)}.")
     return value
@@ -68,15 +76,17 @@ def respond(value: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(dumps(value), status, headers, media_type="application/json")
 
 
-async def _read(request: Request) -> bytes:
-    too_large = HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes.")
+async def read_bytes(request: Request) -> bytes:
+    """The request's body. HTTPException 413: it is longer than the app's ``state.max_body`` bytes."""
+    limit: int = request.app.state.max_body
+    too_large = HTTPException(413, f"the body is longer than {limit} bytes (--max-request-body).")
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > limit:
             raise too_large
     return bytes(body)
 

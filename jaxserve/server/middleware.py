@@ -1,33 +1,39 @@
-"""What surrounds every request: its id, the key check, the end of work nobody waits for, an answer to every error."""
+"""What surrounds a request: its id, its line in the log, the end of work nobody waits for, an answer to errors."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.logging import get_logger
-from jaxserve.server.errors import ErrorAnswer, describe
+from jaxserve.server.access import route_path
+from jaxserve.server.errors import describe
 
-__all__ = ["AbortOnDisconnect", "AnswerErrors", "ApiKey", "RequestId"]
+__all__ = ["AbortOnDisconnect", "AnswerErrors", "RequestId"]
 
-_log = get_logger(__name__)
+_log = get_logger("jaxserve.server.access")
 
-_OPEN_PATHS = frozenset({"/health"})
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
+_LONGEST_PATH = 256
 
 
 class RequestId:
-    """Gives every answer the header ``X-Request-Id``: the client's own value, or a new one."""
+    """Gives every answer the header ``X-Request-Id``: the client's own value, or a new one; and logs a line of it.
 
-    def __init__(self, app: ASGIApp) -> None:
+    A line comes when an answer is complete, or its client has gone. Nothing is logged of paths in ``unlogged``, or of
+    any if that is None.
+    """
+
+    def __init__(self, app: ASGIApp, unlogged: Collection[str] | None) -> None:
         self._app = app
+        self._unlogged = unlogged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,54 +42,35 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         began = time.monotonic()
+        status: int | str = "no answer"
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
-                waited = 1e3 * (time.monotonic() - began)
-                line = "%s %s -> %d after %.1f ms, request id %s"
-                _log.debug(line, scope["method"], scope["path"], message["status"], waited, request_id)
+                status = message["status"]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
-
-
-class ApiKey:
-    """Lets only clients in that send one of the keys; without keys, everybody."""
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in _OPEN_PATHS or self._valid(scope):
-            await self._app(scope, receive, send)
-            return
-        refusal = ErrorAnswer(
-            401,
-            "AuthenticationError",
-            "a valid API key is needed: send the header 'Authorization: Bearer KEY'.",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-        await refusal.response()(scope, receive, send)
-
-    def _valid(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")
-        # Every key is compared, each in constant time: the answer's delay tells nothing.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._unlogged is not None and route_path(scope) not in self._unlogged:
+                # Quoted: a path holds what a client likes, line breaks too.
+                path = quote(scope["path"][:_LONGEST_PATH])
+                took = 1e3 * (time.monotonic() - began)
+                _log.info("%s %s %s %.1f ms id=%s", scope["method"], path, status, took, request_id)
 
 
 class AbortOnDisconnect:
     """Cancels the work on a request whose client has gone.
 
     Whatever the work waits for (the queue, the next token, a slow reader), the cancellation reaches the engine's
-    generator, which aborts the request.
+    generator, which aborts the request. ``note`` is told whether the answer had begun.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, note: Callable[[bool], None]) -> None:
         self._app = app
+        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,14 +78,15 @@ class AbortOnDisconnect:
             return
         # One message at a time: a body that nobody reads must not pile up here.
         inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        answered = False
+        begun = answered = False
 
         async def forward_until_gone() -> None:
             while (message := await receive())["type"] != "http.disconnect":
                 await inbox.put(message)
 
         async def send_and_note(message: Message) -> None:
-            nonlocal answered
+            nonlocal begun, answered
+            begun = True
             answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
@@ -112,6 +100,8 @@ class AbortOnDisconnect:
             if answered:
                 # The connection also counts as gone once the answer is out; the work ends by itself then.
                 await asyncio.wait({serving})
+            elif not serving.done():
+                self._note(begun)
         finally:
             serving.cancel()
             listening.cancel()

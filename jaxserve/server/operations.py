@@ -1,4 +1,4 @@
-"""What operators and their tools ask: ``/health``, ``/version``, ``/metrics``."""
+"""What operators and their tools ask: ``/health``, ``/ping``, ``/version``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -28,4 +28,9 @@ def routes(engine: Engine, metrics: Metrics) -> list[Route]:
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return [Route("/health", health), Route("/version", version), Route("/metrics", scrape)]
+    return [
+        Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version),
+        Route("/metrics", scrape),
+    ]

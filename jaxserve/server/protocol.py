@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxserve.config import EngineConfig
-from jaxserve.outputs import EngineStats, RequestOutput
+from jaxserve.outputs import AdapterInfo, EngineStats, RequestOutput
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["Engine", "Tokenizer"]
+__all__ = ["Adapters", "Engine", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -28,6 +28,9 @@ class Tokenizer(Protocol):
     def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_prompt(self, text: str, max_model_len: int, /) -> list[int]:
+        """Token ids of a prompt. PromptTooLongError: they leave no room in a context of so many."""
+        ...
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
 
@@ -41,6 +44,36 @@ class Tokenizer(Protocol):
         Options are ``add_generation_prompt``, ``continue_final_message``, ``tools``, ``chat_template``, and
         variables of the template. RequestError: the template refuses the messages.
         """
+        ...
+
+
+class Adapters(Protocol):
+    """Adapters by name; from any thread.
+
+    Attributes:
+        num_slots, num_bytes: slots on the device, and bytes of all of them.
+    """
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def has(self, name: str) -> bool:
+        """Whether a request may ask for an adapter of this name, be it loaded or not."""
+        ...
+
+    def infos(self) -> list[AdapterInfo]:
+        """All that are loaded."""
+        ...
+
+    def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
+        """Read an adapter, which takes a while. RequestError: the name is taken. LoadError: it cannot be served."""
+        ...
+
+    def unload(self, name: str, *, wait: float | None = None) -> None:
+        """Free an adapter, or wait up to so many seconds until it can be. RequestError: it is in use, or unknown."""
         ...
 
 
@@ -64,14 +97,18 @@ class Engine(Protocol):
         """Numbers of an embedding."""
         ...
 
+    @property
+    def adapters(self) -> Adapters: ...
+
     def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | Sequence[int],
         params: SamplingParams,
         request_id: str,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
         pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -102,6 +139,10 @@ class Engine(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while any request runs."""
+        ...
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether an open request has a first token, even if it is answered as a whole."""
         ...
 
     def stats(self) -> EngineStats: ...

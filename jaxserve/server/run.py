@@ -8,40 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import socket
+import ssl
 from types import FrameType
 
 import uvicorn
 
 from jaxserve.config import ServerConfig
-from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.logging import get_logger
 from jaxserve.server.app import create_app
+from jaxserve.server.listening import Certificate, address_of, bind
 from jaxserve.server.protocol import Engine
 
-__all__ = ["bind", "run_server"]
+__all__ = ["run_server"]
+
+_log = get_logger(__name__)
 
 _TICK_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 2.0
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket bound to the configured address; nothing is accepted yet.
-
-    ConfigError: the address cannot be used on this machine. JaxserveError: it is in use, or not permitted.
-    """
-    where = f"{config.host}:{config.port}"
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"host {config.host!r} cannot be resolved: {error.strerror or error}.", "host") from None
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise JaxserveError(f"cannot listen on {where}: {error.strerror or error}.") from None
-    return sock
 
 
 def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None = None) -> None:
@@ -52,26 +38,59 @@ def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None 
         config: how to serve.
         sock: from ``bind``; None binds here, with its errors.
     """
+    certificate = None if config.ssl_certfile is None else Certificate(config)
+    app = create_app(engine, config)
     sock = sock or bind(config)
     settings = uvicorn.Config(
-        create_app(engine, config), log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none"
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        root_path=config.root_path or "",
+        server_header=False,
     )
-    _Server(settings, engine, config.shutdown_timeout).run(sockets=[sock])
+    settings.load()
+    settings.ssl = None if certificate is None else certificate.context
+    # What lives as long as the process is not worth looking at whenever garbage is collected: with a model loaded, that
+    # takes a good part of a second, in which no token is sent.
+    gc.collect()
+    gc.freeze()
+    try:
+        _Server(settings, engine, config, certificate).run(sockets=[sock])
+    finally:
+        app.state.intake.close()
+        if config.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(config.uds)
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, settings: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
+    def __init__(
+        self, settings: uvicorn.Config, engine: Engine, config: ServerConfig, certificate: Certificate | None
+    ) -> None:
         super().__init__(settings)
         self._engine = engine
-        self._drain_seconds = drain_seconds
+        self._drain_seconds = config.shutdown_timeout
+        self._certificate = certificate if config.enable_ssl_refresh else None
+        self._scheme = "http" if certificate is None else "https"
         self._hurry = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            host, port = sock.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            print(f"jaxserve: serving {self._engine.model_name} on http://{shown}:{port}", flush=True)
+            where = address_of(sock, self._scheme)
+            print(f"jaxserve: serving {self._engine.model_name} on {where}", flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._certificate is not None and counter % 10 == 0:
+            try:
+                if self._certificate.refresh():
+                    _log.info("the certificate was loaded anew")
+            except (OSError, ssl.SSLError) as error:  # half written: the old one serves on
+                _log.warning("the new certificate cannot be loaded: %s", error)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Uvicorn's own handler would raise the signal again at the end, and the process would die of it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
@@ -28,6 +28,7 @@ __all__ = [
     "Prompts",
     "Scheduled",
     "StreamOptions",
+    "explain",
 ]
 
 MAX_PROMPTS = 1024
@@ -70,7 +71,7 @@ class Body(BaseModel):
         try:
             request = cls.model_validate(kept)
         except ValidationError as error:
-            raise _explain(error) from None
+            raise explain(error) from None
         request._ignored = ignored
         return request
 
@@ -217,6 +218,8 @@ class ChatRequest(GenerationRequest):
 
     unsupported = CHAT_UNSUPPORTED
 
+    _prompt_ids: Sequence[int] = PrivateAttr(())
+
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -248,6 +251,15 @@ class ChatRequest(GenerationRequest):
         _check_tools(request)
         return request
 
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's token ids where the body was read in another process, which keeps the messages; else empty."""
+        return self._prompt_ids
+
+    @prompt_ids.setter
+    def prompt_ids(self, ids: Sequence[int]) -> None:
+        self._prompt_ids = ids
+
 
 def _check_tools(request: ChatRequest) -> None:
     names = [tool.function.name for tool in request.tools or ()]
@@ -260,8 +272,8 @@ def _check_tools(request: ChatRequest) -> None:
         raise RequestError(f"tool_choice names {choice['name']!r}, which is none of the tools.", "tool_choice")
 
 
-def _explain(error: ValidationError) -> RequestError:
-    """The first fault that pydantic found, in one line that names the parameter."""
+def explain(error: ValidationError) -> RequestError:
+    """The first thing that is wrong with a body, by its parameter."""
     first = error.errors(include_url=False)[0]
     param = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

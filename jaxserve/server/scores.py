@@ -85,8 +85,9 @@ class RerankRequest(Scheduled):
 class _Scorer:
     """Scores pairs for one request."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, models: ServedModels, metrics: Metrics) -> None:
         self._engine = engine
+        self._models = models
         self._metrics = metrics
 
     async def scores(
@@ -97,7 +98,7 @@ class _Scorer:
         if body.truncate_prompt_tokens is not None:
             raise RequestError("truncate_prompt_tokens is not supported for pairs of texts.", "truncate_prompt_tokens")
         ids = await run_in_threadpool(lambda: [joined(engine.tokenizer, pair, engine.max_model_len) for pair in asked])
-        job = Job(job_id, model, [prompt for prompt, _ in ids], SCORING, body)
+        job = Job(job_id, model, [prompt for prompt, _ in ids], SCORING, body, adapter=self._models.adapter(model))
         reading = Generation(engine, self._metrics, job, prompt_param="text_2")
         scores = [0.0] * len(ids)
         async with aclosing(reading.outputs(stream=False)) as outputs:
@@ -109,7 +110,7 @@ class _Scorer:
 
 def routes(engine: Engine, models: ServedModels, metrics: Metrics, *, strict: bool) -> list[Route]:
     """Routes of this family; ``strict`` ones refuse parameters that nobody knows."""
-    scorer = _Scorer(engine, metrics)
+    scorer = _Scorer(engine, models, metrics)
 
     async def score(request: Request) -> Response:
         body = ScoreRequest.parse(_renamed(await read_object(request)), strict=strict)

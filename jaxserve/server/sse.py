@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Self
+from contextlib import aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,49 +18,25 @@ from starlette.types import Receive, Scope, Send
 from jaxserve.server.errors import describe
 from jaxserve.server.jsonio import dumps
 
-__all__ = ["KEEP_ALIVE_SECONDS", "EventStream", "NamedEventStream"]
-
-KEEP_ALIVE_SECONDS = 15.0
+__all__ = ["EventStream", "NamedEventStream"]
 
 Event = dict[str, Any]
 
 
 class EventStream(Response):
-    """A response made of the events of a generator, which is closed however the response ends."""
+    """A response made of the events of a generator, which is closed however the response ends.
+
+    The app's ``state.keep_alive_seconds`` says how long it may be silent; 0 is for ever.
+    """
 
     media_type = "text/event-stream"
     farewell = b"data: [DONE]\n\n"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[Event, None],
-        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[Event, None], headers: Mapping[str, str] | None = None) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         # A stream's length is not known beforehand.
         del self.headers["content-length"]
         self._events = events
-        self._keep_alive_seconds = keep_alive_seconds
-        self._pending: asyncio.Task[Event | None] = asyncio.create_task(self._advance())
-
-    @classmethod
-    async def open(
-        cls,
-        events: AsyncGenerator[Event, None],
-        keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
-        headers: Mapping[str, str] | None = None,
-    ) -> Self:
-        """Wait for the first event, but not for ever; an error before it is raised here."""
-        stream = cls(events, keep_alive_seconds, headers)
-        try:
-            await asyncio.wait({stream._pending}, timeout=keep_alive_seconds)
-            if stream._pending.done():
-                stream._pending.result()
-        except BaseException:
-            await stream._close()
-            raise
-        return stream
 
     def encode(self, event: Event) -> bytes:
         """The lines of an event."""
@@ -70,33 +47,24 @@ class EventStream(Response):
         return describe(error).body()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        line = _Line(start, send)
+        silence = scope["app"].state.keep_alive_seconds
+        ticking = asyncio.create_task(line.keep_alive(silence)) if silence else None
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while event := await self._next(send):
-                await _write(send, self.encode(event))
-            await send({"type": "http.response.body", "body": self.farewell})
+            async with aclosing(self._events) as events:
+                try:
+                    async for event in events:
+                        await line.write(self.encode(event))
+                except Exception as error:
+                    if not line.begun:
+                        raise
+                    await line.write(self.encode(self.explain(error)))
+            await line.end(self.farewell)
         finally:
-            await self._close()
-
-    async def _next(self, send: Send) -> Event | None:
-        """The next event, None at the end; sends comments while it waits."""
-        while not (await asyncio.wait({self._pending}, timeout=self._keep_alive_seconds))[0]:
-            await _write(send, b": keep-alive")
-        try:
-            event = self._pending.result()
-        except Exception as error:
-            event = self.explain(error)
-        # The generator is finished after an error, so that its next step is the end.
-        self._pending = asyncio.create_task(self._advance())
-        return event
-
-    async def _advance(self) -> Event | None:
-        return await anext(self._events, None)
-
-    async def _close(self) -> None:
-        self._pending.cancel()
-        await asyncio.gather(self._pending, return_exceptions=True)
-        await self._events.aclose()
+            if ticking is not None:
+                ticking.cancel()
+                await asyncio.wait({ticking})
 
 
 class NamedEventStream(EventStream):
@@ -108,5 +76,36 @@ class NamedEventStream(EventStream):
         return b"event: " + str(event["type"]).encode("ascii") + b"\n" + super().encode(event)
 
 
-async def _write(send: Send, lines: bytes) -> None:
-    await send({"type": "http.response.body", "body": lines + b"\n\n", "more_body": True})
+class _Line:
+    """What is written to, by the stream and by what keeps it alive, one at a time."""
+
+    def __init__(self, start: dict[str, Any], send: Send) -> None:
+        self.begun = False
+        self._start = start
+        self._send = send
+        self._turn = asyncio.Lock()
+        self._written_at = asyncio.get_running_loop().time()
+
+    async def write(self, lines: bytes) -> None:
+        """Send one event or comment, after the head if it is the first."""
+        await self._put(lines + b"\n\n", more=True)
+
+    async def end(self, lines: bytes) -> None:
+        """Send what comes last."""
+        await self._put(lines, more=False)
+
+    async def _put(self, data: bytes, *, more: bool) -> None:
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            self._written_at = asyncio.get_running_loop().time()
+
+    async def keep_alive(self, silence: float) -> None:
+        """Write a comment whenever nothing was written for so many seconds."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(max(0.0, self._written_at + silence - clock()))
+            if clock() >= self._written_at + silence:
+                await self.write(b": keep-alive")

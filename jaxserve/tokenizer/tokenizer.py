@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxserve.errors import UnsupportedModelError
+from jaxserve.errors import PromptTooLongError, UnsupportedModelError
 from jaxserve.tokenizer.chat import render
 from jaxserve.tokenizer.detokenize import IncrementalDetokenizer
 from jaxserve.tokenizer.pieces import Pieces
@@ -81,6 +81,19 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         doubled = add_special_tokens and self._adds_bos and ids[1:2] == [self.bos_token_id]
         return ids[1:] if doubled else ids
+
+    def encode_prompt(self, text: str, max_model_len: int) -> list[int]:
+        """``encode`` for a prompt; PromptTooLongError: it leaves no room for output in so many tokens.
+
+        A text that cannot fit is not encoded, which would take a minute for millions of tokens.
+        """
+        most = max_model_len * self.longest_token
+        if len(text) > most:
+            raise PromptTooLongError.of_characters(max_model_len, len(text), most)
+        ids = self.encode(text)
+        if len(ids) >= max_model_len:
+            raise PromptTooLongError.of_tokens(max_model_len, len(ids))
+        return ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""

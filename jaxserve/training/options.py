@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jaxserve.config import check_choices
 from jaxserve.errors import ConfigError
+from jaxserve.settings import check_choices
 
 __all__ = ["TrainOptions"]
 

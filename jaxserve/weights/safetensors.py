@@ -31,7 +31,7 @@ def has_safetensors(folder: Path) -> bool:
 
 
 class SafetensorsReader:
-    """The weights of a Hugging Face folder.
+    """The weights of a Hugging Face folder, or those of one file.
 
     Raises:
         MissingFileError: a shard that the index names is not there, or there are no weights at all.
@@ -39,11 +39,11 @@ class SafetensorsReader:
         UnsupportedModelError: a tensor is not float32, bfloat16 or float16.
     """
 
-    def __init__(self, folder: Path) -> None:
-        index = folder / INDEX
+    def __init__(self, source: Path) -> None:
+        folder, index = source, source / INDEX
         placed = _placed(index) if index.exists() else {}
-        self.files: tuple[Path, ...] = tuple(folder / name for name in sorted(set(placed.values()))) or _unindexed(
-            folder
+        self.files: tuple[Path, ...] = tuple(folder / name for name in sorted(set(placed.values()))) or (
+            (source,) if source.is_file() else _unindexed(folder)
         )
         missing = [path.name for path in self.files if not path.exists()]
         if missing:

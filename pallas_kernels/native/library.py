@@ -11,7 +11,13 @@ import jax
 
 __all__ = ["load", "missing", "use_kernels"]
 
-_HANDLERS = ("jaxserve_kv_write", "jaxserve_matmul", "jaxserve_paged_attention", "jaxserve_rms_norm")
+_HANDLERS = (
+    "jaxserve_kv_write",
+    "jaxserve_lora",
+    "jaxserve_matmul",
+    "jaxserve_paged_attention",
+    "jaxserve_rms_norm",
+)
 
 
 @cache

@@ -90,7 +90,7 @@ def test_wrong_calls_end_with_code_two(capsys: pytest.CaptureFixture[str], tmp_p
         (["serve", "--blok-size", "3"], "unknown flag --blok-size. Did you mean '--block-size'?"),
         (["serve", "--config", str(file)], "unknown setting 'modle'. Did you mean 'model'?"),
         (["serve", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
-        (["serve", "--port", "70000"], "--port must be from 0 to 65535"),
+        (["serve", "--port", "70000"], "--port must be an integer from 0 to 65535"),
         (["serve", "--shutdown-timeout", "nan"], "--shutdown-timeout must be"),
         (["serve", "--gpu-memory-utilization", "2"], "--gpu-memory-utilization must be in (0, 1]"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs must be an integer from 1 to 65536"),

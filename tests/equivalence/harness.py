@@ -8,7 +8,7 @@ difference below ``TIE`` is a tie, anything above is a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -25,7 +25,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import logits
 from jaxserve.plan import NO_DRAFTS, RowPlan
 from jaxserve.request import FinishReason, Request
-from jaxserve.runner import Runner, RunnerShape
+from jaxserve.runner import Adapters, Runner, RunnerShape
 from jaxserve.runner.batch import make_step_input
 from jaxserve.runner.buckets import Bucket, Buckets
 from jaxserve.runner.programs import Newest, forward
@@ -34,7 +34,7 @@ from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling.sampler import noise
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduler import FixedSpeculation, Scheduler
+from jaxserve.scheduler import AdapterSlots, FixedSpeculation, Scheduler
 from jaxserve.speculative import DraftState, EagleProposer, MedusaProposer, Proposer, TypicalAcceptance
 from jaxserve.structured import step_mask
 from pallas_kernels.paged_attention import select_backend
@@ -128,6 +128,7 @@ class Ask:
     stop_ids: frozenset[int] = frozenset()
     salt: str | None = None
     constraint: Any = None  # makes one
+    adapter: bytes | None = None  # a key of tests.equivalence.adapted
 
     def requests(self, name: str) -> list[Request]:
         """The engine requests: one, or n that share the prompt."""
@@ -143,6 +144,7 @@ class Ask:
                     max_total=min(CONTEXT, len(self.prompt) + (self.params.max_tokens or CONTEXT)),
                     fork_of=made[0] if made else None,
                     cache_salt=self.salt,
+                    adapter=self.adapter,
                     constraint=self.constraint() if self.constraint else None,
                 )
             )
@@ -169,6 +171,8 @@ def shared_runner(
     model: ModelConfig = MODEL,
     backend: str = BACKEND,
     typical: TypicalAcceptance | None = None,
+    num_slots: int = 0,
+    merged: bytes | None = None,
 ) -> Runner:
     """A runner, with its compiled programs, for all engines that step within this shape."""
     shape = RunnerShape(num_blocks, block_size, CONTEXT, max_tokens, max_rows, jnp.dtype("float32"), backend)
@@ -179,7 +183,20 @@ def shared_runner(
         from tests.equivalence.heads import proposer_params
 
         drafting = proposer_params(proposer.head)
-    return _SharedRunner(params(model), model, shape, proposer, drafting, typical)
+    adapters = None
+    if num_slots:
+        from tests.equivalence.adapted import LAYOUT
+
+        adapters = Adapters(LAYOUT, num_slots)
+    return _SharedRunner(_weights(model, merged), model, shape, proposer, drafting, typical, adapters)
+
+
+def _weights(model: ModelConfig, merged: bytes | None) -> dict[str, Any]:
+    if merged is None:
+        return params(model)
+    from tests.equivalence.adapted import merged_params
+
+    return merged_params(merged)
 
 
 def build(
@@ -196,6 +213,8 @@ def build(
     model: ModelConfig = MODEL,
     backend: str = BACKEND,
     typical: TypicalAcceptance | None = None,
+    num_slots: int = 0,
+    merged: bytes | None = None,
     **scheduler: Any,
 ) -> Engine:
     """An engine with an empty pool; runners (and their compiled programs) are shared between engines of one shape.
@@ -204,7 +223,9 @@ def build(
     for. All drafts that a ``proposer`` makes are verified.
     """
     sizes = (max_tokens, max_rows) if exact else (max(max_tokens, _STEP), max(max_rows, _ROWS))
-    runner = shared_runner(max(num_blocks, _POOL), block_size, *sizes, proposer, model, backend, typical)
+    runner = shared_runner(
+        max(num_blocks, _POOL), block_size, *sizes, proposer, model, backend, typical, num_slots, merged
+    )
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix, kv_reservation=kv_reservation)
     blocks = make_blocks(cache, num_blocks, CONTEXT)
     queue = Scheduler(
@@ -215,8 +236,18 @@ def build(
         speculation=FixedSpeculation(proposer.num_drafts, proposer.lookahead, max_depth=proposer.max_depth)
         if proposer
         else None,
+        admission=_slots(runner, num_slots) if num_slots else (),
     )
     return Engine(queue, runner, depth=1 if overlap else 0)
+
+
+def _slots(runner: Runner, num_slots: int) -> Sequence[AdapterSlots]:
+    from tests.equivalence.adapted import Shelf
+
+    def refuse(request_id: str, reason: str) -> None:
+        raise AssertionError(f"{request_id}: {reason}")
+
+    return (AdapterSlots(num_slots, Shelf(), place=runner.adapters.place, refuse=refuse),)
 
 
 def run(engine: Engine, asks: Mapping[str, Ask], *, arrivals: Mapping[str, int] | None = None) -> dict[str, list[int]]:
@@ -286,9 +317,10 @@ def _scores(
     step = make_step_input([row], _WHOLE, max_blocks=CONTEXT, buckets=Buckets(CONTEXT, 1))
     cache = KVCache.zeros(model.num_layers, (CONTEXT + 1, 1, model.num_kv_heads, model.head_dim), jnp.dtype("float32"))
     nobody = jnp.zeros(2, jnp.int32)
-    _, hidden, _ = _dense(model)(params(model), cache, Newest(nobody, nobody, DraftState.empty(1, 0)), step)
+    weights = _weights(model, ask.adapter)
+    _, hidden, _ = _dense(model)(weights, cache, Newest(nobody, nobody, DraftState.empty(1, 0)), step)
     arrays = make_sampling_input([row], 1, 1)
-    scores = penalise(logits(params(model), hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
+    scores = penalise(logits(weights, hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
     for token, value in ask.params.logit_bias.items():
         scores = scores.at[0, token].add(value)
     if ask.constraint is not None:

@@ -27,6 +27,9 @@ class OneAtATime:
         self.holds_place = holds_place
         self.inside: list[str] = []
 
+    def begin_step(self, running: Collection[Request]) -> None:
+        pass
+
     def admits(self, request: Request, running: Collection[Request]) -> bool:
         return not (request.id.startswith("slow") and any(other.id.startswith("slow") for other in running))
 

@@ -12,8 +12,23 @@ from typing import Any
 import numpy as np
 
 from jaxserve.config import EngineConfig
-from jaxserve.errors import EngineDeadError, QueueFullError, RequestError
-from jaxserve.outputs import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput, SpeculationStats
+from jaxserve.errors import (
+    EngineDeadError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+    UnsupportedModelError,
+)
+from jaxserve.outputs import (
+    AdapterInfo,
+    CompletionOutput,
+    EngineStats,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SpeculationStats,
+)
 from jaxserve.sampling_params import SamplingParams
 
 EOS = 256
@@ -30,6 +45,12 @@ class FakeTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def encode_prompt(self, text: str, max_model_len: int, /) -> list[int]:
+        ids = self.encode(text)
+        if len(ids) >= max_model_len:
+            raise PromptTooLongError.of_tokens(max_model_len, len(ids))
+        return ids
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str:
         special = b"" if skip_special_tokens else b"<eos>"
@@ -61,6 +82,38 @@ class FakeTokenizer:
 
 
 @dataclass
+class FakeAdapters:
+    """See ``jaxserve.server.protocol.Adapters``: a path is served unless it begins with ``bad``."""
+
+    num_slots: int = 2
+    num_bytes: int = 4096
+    known: dict[str, AdapterInfo] = field(default_factory=dict)
+    lazy: frozenset[str] = frozenset()
+    waits: list[float | None] = field(default_factory=list)
+    used: list[str | None] = field(default_factory=list)
+
+    def has(self, name: str) -> bool:
+        return name in self.known or name in self.lazy
+
+    def infos(self) -> list[AdapterInfo]:
+        return list(self.known.values())
+
+    def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
+        if name in self.known and not replace:
+            raise RequestError(f"lora_name {name!r} is loaded already.", "lora_name")
+        if path.startswith("bad"):
+            raise UnsupportedModelError(f"{path}: the adapter is a DoRA adapter (use_dora).")
+        self.known[name] = AdapterInfo(name, path, base_model, path.encode().hex(), 8, ("q", "v"), 512, True, 0, 1)
+        return self.known[name]
+
+    def unload(self, name: str, *, wait: float | None = None) -> None:
+        if name not in self.known:
+            raise ModelNotFoundError(f"there is no adapter {name!r}.", "lora_name")
+        self.waits.append(wait)
+        del self.known[name]
+
+
+@dataclass
 class FakeEngine:
     """See ``jaxserve.server.protocol.Engine``.
 
@@ -83,11 +136,13 @@ class FakeEngine:
     model_name: str = "fake-model"
     config: EngineConfig = field(default_factory=EngineConfig)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    adapters: FakeAdapters = field(default_factory=FakeAdapters)
     dead: str | None = None
     running: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     told_to_end: set[str] = field(default_factory=set)
     is_paused: bool = False
+    begun: set[str] = field(default_factory=set)
     aborted: int = 0
     finished: int = 0
     submitted: list[dict[str, Any]] = field(default_factory=list)
@@ -95,12 +150,13 @@ class FakeEngine:
 
     async def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | Sequence[int],
         params: SamplingParams,
         request_id: str,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         stream: bool = True,
         pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -110,6 +166,7 @@ class FakeEngine:
         ids = self._check(prompt, params)
         assert request_id not in self.running | self.waiting
         self.submitted.append({"ids": ids, "params": params, "priority": priority, "cache_salt": cache_salt})
+        self.adapters.used.append(adapter)
         if pooling or params.max_tokens == 0:
             yield self._read(request_id, ids, params, pooling)
             return
@@ -135,6 +192,7 @@ class FakeEngine:
                 times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
                 times.first_token_at = times.first_token_at or time.monotonic()
+                self.begun.add(request_id)
                 ended = all(c.finish_reason for c in completions)
                 times.finished_at = time.monotonic() if ended else 0.0
                 if ended:
@@ -151,6 +209,10 @@ class FakeEngine:
             self.aborted += not ended
             self.running.discard(request_id)
             self.waiting.discard(request_id)
+            self.begun.discard(request_id)
+
+    def has_begun(self, request_id: str) -> bool:
+        return request_id in self.begun
 
     async def abort(self, request_id: str) -> None:
         self.told_to_end.add(request_id)
@@ -214,12 +276,12 @@ class FakeEngine:
             embedding=np.array(numbers, np.float32) if pooling else None,
         )
 
-    def _check(self, prompt: str | list[int], params: SamplingParams) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise RequestError("prompt must not be empty: it holds no token.", "prompt")
         if len(ids) >= self.max_model_len:
-            raise RequestError(f"This model's maximum context length is {self.max_model_len} tokens.", "prompt")
+            raise PromptTooLongError.of_tokens(self.max_model_len, len(ids))
         structure = params.structured_outputs
         if structure is not None and structure.regex == "[a-":
             raise RequestError("structured_outputs.regex cannot be used: it has no end.", "structured_outputs")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
-from starlette.types import Message
 
-from jaxserve.server.sse import EventStream
 from tests.server.fake import SCRIPT, FakeEngine
 
-Serve = Callable[[FakeEngine], str]
+Serve = Callable[..., str]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -71,7 +68,7 @@ def test_dropped_streams_are_aborted(serve: Serve) -> None:
         list(pool.map(drop, range(20)))
     wait_until(lambda: not engine.running)
     assert engine.aborted == 20
-    assert 'finished_reason="abort",model_name="fake-model"} 20.0' in httpx.get(f"{url}/metrics").text
+    assert 'engine="0",finished_reason="abort",model_name="fake-model"} 20.0' in httpx.get(f"{url}/metrics").text
 
 
 def test_dropped_plain_request_is_aborted(serve: Serve) -> None:
@@ -101,23 +98,24 @@ def test_normal_ends_make_no_abort(serve: Serve) -> None:
             body = {"prompt": "x", "stream": bool(index % 2)}
             assert client.post("/v1/completions", json=body).status_code == 200
         assert (engine.finished, engine.aborted) == (30, 0)
-        assert 'finished_reason="abort",model_name="fake-model"} 0.0' in client.get("/metrics").text
+        assert 'engine="0",finished_reason="abort",model_name="fake-model"} 0.0' in client.get("/metrics").text
 
 
-@pytest.mark.anyio
-async def test_waiting_stream_is_kept_alive() -> None:
-    async def events() -> AsyncGenerator[dict[str, int], None]:
-        await asyncio.sleep(0.25)
-        yield {"a": 1}
+def test_waiting_stream_is_kept_alive(serve: Serve) -> None:
+    url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.1)
+    body = {"prompt": "x", "max_tokens": 2, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert [line[:12] for line in lines] == [*[": keep-alive"] * 2, 'data: {"id":'] * 2 + ["data: [DONE]"]
+    url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.0)
+    assert "keep-alive" not in httpx.post(f"{url}/v1/completions", json=body).text
 
-    sent: list[bytes] = []
 
-    async def send(message: Message) -> None:
-        sent.append(message.get("body", b""))
-
-    async def receive() -> Message:
-        raise AssertionError("not needed")
-
-    stream = await EventStream.open(events(), keep_alive_seconds=0.1)
-    await stream({"type": "http"}, receive, send)
-    assert sent[1:] == [b": keep-alive\n\n", b'data: {"a":1}\n\n', b"data: [DONE]\n\n"]
+def test_a_stream_that_fails_before_its_first_event_has_a_status(serve: Serve) -> None:
+    url = serve(FakeEngine(fails_at=0), sse_keep_alive_interval=5)
+    response = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "stream": True})
+    assert (response.status_code, response.headers["content-type"]) == (500, "application/json")
+    url = serve(FakeEngine(fails_at=0, seconds_per_token=0.2), sse_keep_alive_interval=0.05)
+    late = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "stream": True})
+    assert late.status_code == 200
+    assert '"code":500' in late.text

@@ -138,7 +138,7 @@ def test_errors_have_anthropics_shape(sdk: anthropic.Anthropic, url: str, fake: 
         sdk.messages.create(model=MODEL, max_tokens=9, messages=HI)
     wrong_method = httpx.get(url + "/v1/messages", headers={"x-api-key": "key"})
     assert wrong_method.json()["error"]["type"] == "invalid_request_error"
-    assert httpx.get(url + "/v1/models", headers={"x-api-key": "key"}).json()["error"]["code"] == 401
+    assert httpx.get(url + "/v1/models", headers={"x-api-key": "wrong"}).json()["error"]["code"] == 401
 
 
 @pytest.mark.anyio

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 async def sample(client: httpx.AsyncClient, name: str, **labels: str) -> float:
     """Value of one line of the scrape."""
-    shown = ",".join(f'{key}="{value}"' for key, value in {**labels, "model_name": "fake-model"}.items())
+    shown = ",".join(f'{key}="{value}"' for key, value in {**labels, "model_name": "fake-model", "engine": "0"}.items())
     lines = (await client.get("/metrics")).text.splitlines()
     wanted = {",".join(sorted(shown.split(",")))}
     for line in lines:
@@ -69,7 +69,7 @@ async def test_engine_counts_are_scraped(client: httpx.AsyncClient, engine: Fake
     assert await sample(client, "vllm:num_preemptions_total") == 3
     assert await sample(client, "jaxserve:runtime_compiles_total") == 0
     assert await sample(client, "jaxserve:step_padding_ratio") == 0.25
-    assert await sample(client, "jaxserve:kv_cache_unused_ratio") == 0.5
+    assert await sample(client, "jaxserve:kv_internal_fragmentation_ratio") == 0.5
     for name in ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens"):
         assert await sample(client, f"vllm:{name}_total") == 0
 

@@ -53,7 +53,7 @@ def stream_in_background(url: str, num_tokens: int) -> tuple[threading.Thread, l
     thread = threading.Thread(target=read)
     thread.start()
     deadline = time.monotonic() + 10
-    while 'num_requests_running{model_name="fake-model"} 1.0' not in httpx.get(f"{url}/metrics").text:
+    while 'num_requests_running{engine="0",model_name="fake-model"} 1.0' not in httpx.get(f"{url}/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return thread, lines

@@ -150,11 +150,12 @@ def _product_cases() -> dict[str, Make]:
 
 
 def _adapters(target: Target, *, size_in: int, rank: int, dtype: str) -> Case:
-    def add(x: jax.Array, a: jax.Array, b: jax.Array, slots: jax.Array) -> jax.Array:
-        return lora_triton.lora_matmul(x, a, b, lora_matmul.make_plan(slots, _SLOTS))
+    def add(x: jax.Array, weights: lora_matmul.LoraWeights, slots: jax.Array) -> jax.Array:
+        return lora_triton.lora_matmul(x, weights, jax.numpy.int32(1), lora_matmul.make_plan(slots, _SLOTS))
 
-    bank = array(_SLOTS, size_in, rank, dtype=dtype), array(_SLOTS, rank, 4096, dtype=dtype)
-    return Case(add, (array(_CHUNK, size_in, dtype=dtype), *bank, array(_CHUNK, dtype="int32")))
+    a, b = array(_SLOTS - 1, 2, 3 * rank, size_in, dtype=dtype), array(_SLOTS - 1, 2, rank, 4096, dtype=dtype)
+    weights = lora_matmul.LoraWeights(a, b, array(_SLOTS - 1, 2, 3, dtype="int32"), (2048, 1024, 1024))
+    return Case(add, (array(_CHUNK, size_in, dtype=dtype), weights, array(_CHUNK, dtype="int32")))
 
 
 def _adapter_cases() -> dict[str, Make]:

@@ -80,11 +80,12 @@ def _per_group_in_halves(target: Target, *, kind: str) -> Case:
 def _lora(target: Target, *, tokens: int) -> Case:
     """Each token with the adapter of its row, by the reference backend."""
 
-    def delta(x: jax.Array, a: jax.Array, b: jax.Array, slots: jax.Array) -> jax.Array:
-        return lora_matmul.lora_matmul(x, a, b, lora_matmul.make_plan(slots, _SLOTS))
+    def delta(x: jax.Array, weights: lora_matmul.LoraWeights, slots: jax.Array) -> jax.Array:
+        return lora_matmul.lora_matmul(x, weights, jnp.int32(1), lora_matmul.make_plan(slots, _SLOTS))
 
-    bank = array(_SLOTS, _SIZE, _RANK), array(_SLOTS, _RANK, _SIZE)
-    return Case(delta, (array(tokens, _SIZE), *bank, array(tokens, dtype="int32")))
+    factor, ranks = array(_SLOTS - 1, 2, _RANK, _SIZE), array(_SLOTS - 1, 2, 1, dtype="int32")
+    weights = lora_matmul.LoraWeights(factor, factor, ranks, (_SIZE,))
+    return Case(delta, (array(tokens, _SIZE), weights, array(tokens, dtype="int32")))
 
 
 def _greedy(target: Target) -> Case:

@@ -145,15 +145,16 @@ def _lora(session: Session, tokens: int, size_in: int, rank: int, size_out: int,
     x, adapters = random_vectors(tokens, size_in, dtype), random_adapters(tokens, size_in, rank, size_out, dtype)
 
     def run(x: jax.Array, adapters: Adapters) -> jax.Array:
-        plan = make_plan(adapters.slots, adapters.a.shape[0])
-        return session.lora_matmul(x, adapters.a, adapters.b, plan)
+        plan = make_plan(adapters.slots, adapters.weights.a.shape[0] + 1)
+        return session.lora_matmul(x, adapters.weights, jax.numpy.int32(0), plan)
 
     out, worst = _run(session, run, x, adapters), 0.0
-    x64, a, b = (np.asarray(array).astype(np.float64) for array in (x, adapters.a, adapters.b))
+    factors = (x, adapters.weights.a[:, 0].swapaxes(1, 2), adapters.weights.b[:, 0])
+    x64, a, b = (np.asarray(array).astype(np.float64) for array in factors)
     slots = np.asarray(adapters.slots)
     for slot in np.unique(slots[slots > 0]):
-        mine = slots == slot
-        exact, largest = x64[mine] @ a[slot] @ b[slot], np.abs(x64[mine]) @ np.abs(a[slot]) @ np.abs(b[slot])
+        mine, first, second = slots == slot, a[slot - 1], b[slot - 1]
+        exact, largest = x64[mine] @ first @ second, np.abs(x64[mine]) @ np.abs(first) @ np.abs(second)
         worst = max(worst, _share(out[mine], exact, largest))
     if out[slots == 0].any():  # NaN is something, too
         raise ValueError("a token without an adapter was given something")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.lora_matmul import Backend as LoraBackend
-from pallas_kernels.lora_matmul import make_plan
+from pallas_kernels.lora_matmul import LoraWeights, make_plan
 from pallas_kernels.packed_matmul import GROUP, PANEL, PackedWeight
 
 __all__ = ["Adapters", "chain", "lora_chain", "random_adapters", "random_vectors", "random_weight"]
@@ -26,10 +26,9 @@ _SLOTS = 5  # 0 is none, nobody has 2
 
 
 class Adapters(NamedTuple):
-    """Factors a [n, I, r] and b [n, r, O], and which adapter each token has [T]; those of slots 0 and 2 are NaN."""
+    """Those of one layer and of products of one part, and which of them each token has [T]; that of slot 2 is NaN."""
 
-    a: jax.Array
-    b: jax.Array
+    weights: LoraWeights
     slots: jax.Array
 
 
@@ -55,12 +54,13 @@ def random_weight(kind: str, size_in: int, size_out: int, seed: int = 0) -> Pack
 
 def random_adapters(tokens: int, size_in: int, rank: int, size_out: int, dtype: str) -> Adapters:
     """Adapters for a step; most tokens have the first, some have none."""
-    keys = jax.random.split(jax.random.key(rank))
-    a = jax.random.normal(keys[0], (_SLOTS, size_in, rank), dtype) * jnp.asarray(size_in**-0.5, dtype)
-    b = jax.random.normal(keys[1], (_SLOTS, rank, size_out), dtype) * jnp.asarray(rank**-0.5, dtype)
-    nobody = jnp.array([0, 2])
+    keys, n = jax.random.split(jax.random.key(rank)), _SLOTS - 1
+    a = jax.random.normal(keys[0], (n, 1, rank, size_in), dtype) * jnp.asarray(size_in**-0.5, dtype)
+    b = jax.random.normal(keys[1], (n, 1, rank, size_out), dtype) * jnp.asarray(rank**-0.5, dtype)
     slots = np.random.default_rng(tokens).choice([0, 1, 3, 4], tokens, p=[0.3, 0.5, 0.15, 0.05])
-    return Adapters(a.at[nobody].set(jnp.nan), b.at[nobody].set(jnp.nan), jnp.asarray(slots, jnp.int32))
+    ranks = jnp.full((n, 1, 1), rank, jnp.int32)
+    weights = LoraWeights(a.at[1].set(jnp.nan), b.at[1].set(jnp.nan), ranks, (size_out,))
+    return Adapters(weights, jnp.asarray(slots, jnp.int32))
 
 
 def chain(product: Product) -> Callable[[jax.Array, Sequence[PackedWeight | jax.Array]], jax.Array]:
@@ -80,8 +80,8 @@ def lora_chain(product: LoraBackend) -> Callable[[jax.Array, Sequence[Adapters]]
 
     def run(x: jax.Array, adapters: Sequence[Adapters]) -> jax.Array:
         plan, call = make_plan(adapters[0].slots, _SLOTS), jax.jit(product)
-        for a, b, _ in adapters:
-            x = x + call(x, a, b, plan).astype(x.dtype)
+        for weights, _ in adapters:
+            x = x + call(x, weights, jnp.int32(0), plan).astype(x.dtype)
         return x
 
     return run

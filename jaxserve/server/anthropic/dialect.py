@@ -1,4 +1,4 @@
-"""What Anthropic's clients do otherwise on the way: where they put their key, and how they are told of errors."""
+"""How Anthropic's clients are told of errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.server.jsonio import dumps
@@ -32,7 +32,7 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 
 
 class Dialect:
-    """Translates keys and errors of the messages' paths, whoever answers with them; leaves all others alone."""
+    """Translates errors of the messages' paths, whoever answers with them; leaves all others alone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,10 +41,6 @@ class Dialect:
         if scope["type"] != "http" or not (scope["path"] == _PATH or scope["path"].startswith(_PATH + "/")):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        if "authorization" not in headers and (key := headers.get("x-api-key")):
-            bearer = (b"authorization", b"Bearer " + key.encode("latin-1"))
-            scope = {**scope, "headers": [*scope["headers"], bearer]}
         held: list[Message] = []
 
         async def translate(message: Message) -> None:

@@ -18,9 +18,10 @@ from jaxserve.server.anthropic.dialect import error_body
 from jaxserve.server.anthropic.schema import CHAT_NAMES, CountRequest, MessagesRequest
 from jaxserve.server.anthropic.writer import Told, Writer
 from jaxserve.server.errors import describe
-from jaxserve.server.exchange import Exchange, prompt_ids
+from jaxserve.server.exchange import Exchange
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
+from jaxserve.server.prompts import chat_prompt
 from jaxserve.server.protocol import Engine
 from jaxserve.server.sse import NamedEventStream
 from jaxserve.server.turns import Turns
@@ -37,12 +38,12 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
         model = models.resolve(body.model)
         if body.thinking is not None and body.thinking.type == "enabled" and not turns.reasons:
             raise RequestError("thinking needs a server with --reasoning-parser.", "thinking")
-        job = (f"msg_{uuid.uuid4().hex}", model)
+        job = (f"msg_{uuid.uuid4().hex}", (model, models.adapter(model)))
         exchange = await Exchange.open(engine, metrics, turns, body.chat(template), job, CHAT_NAMES)
         writer = Writer(exchange.id, model)
         told = _told(exchange, writer, stream=bool(body.stream))
         if body.stream:
-            return await _MessageStream.open(told, headers=body.headers)
+            return _MessageStream(told, headers=body.headers)
         async with aclosing(told):
             async for _ in told:
                 pass
@@ -52,7 +53,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
         body = CountRequest.parse(await read_object(request), strict=strict)
         models.resolve(body.model)
         chat = body.chat(template)
-        prompt = await run_in_threadpool(prompt_ids, engine, chat, turns.plan(chat))
+        prompt = await run_in_threadpool(chat_prompt, engine.tokenizer, chat, turns.plan(chat), engine.max_model_len)
         return respond({"input_tokens": len(prompt)}, headers=body.headers)
 
     return [

@@ -42,7 +42,7 @@ def routes(
         model = models.resolve(body.model)
         conversation = [*_before(store, body), *body.input]
         chat = body.chat(conversation)
-        job = (f"resp_{uuid.uuid4().hex}", model)
+        job = (f"resp_{uuid.uuid4().hex}", (model, models.adapter(model)))
         work = _Work(await Exchange.open(engine, metrics, turns, chat, job, CHAT_NAMES), body)
         followed = bool(body.background and body.stream)
         kept = Kept(work.writer.response, conversation, _listed(body.input), streams=followed)
@@ -53,7 +53,7 @@ def routes(
             return respond(kept.response, headers=body.headers)
         told = _keeping(work.told(), kept, store if body.store is not False and store_size else None)
         if body.stream:
-            return await NamedEventStream.open(told, headers=body.headers)
+            return NamedEventStream(told, headers=body.headers)
         async with aclosing(told):
             async for _ in told:
                 pass

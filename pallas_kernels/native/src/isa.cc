@@ -1,5 +1,6 @@
 // The kernels for one instruction set: compiled several times, with other flags and another JAXSERVE_ISA.
 #include "attention.h"
+#include "lora.h"
 #include "matmul.h"
 #include "norm.h"
 
@@ -26,7 +27,7 @@ void widen(Type type, const void* from, float* to, int64_t count) {
 #define JAXSERVE_STRING(x) JAXSERVE_STRING_(x)
 
 extern const Kernels table;
-const Kernels table = {JAXSERVE_STRING(JAXSERVE_ISA), kTileRows, matmul, round_rows, attention, normalise, widen};
+const Kernels table = {JAXSERVE_STRING(JAXSERVE_ISA), kTileRows, matmul, round_rows, attention, normalise, adapt, widen};
 
 }  // namespace JAXSERVE_ISA
 }  // namespace jaxserve

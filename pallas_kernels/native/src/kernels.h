@@ -74,6 +74,26 @@ struct NormArgs {
   int64_t item_rows;
 };
 
+constexpr int kMostRank = 512;
+
+// out [tokens, size_out] = what each token's adapter adds to a product whose columns fall into parts (see lora_matmul/weights.py).
+struct LoraArgs {
+  const float* x;        // [tokens, size_in]
+  const void* a;         // [slots, layers, parts * max_rank, size_in] of `type`
+  const void* b;         // [slots, layers, max_rank, size_out]
+  Type type;
+  const int32_t* ranks;  // [slots, layers, parts]
+  const int64_t* columns;  // [parts]
+  float* out;
+  int64_t size_in, size_out, layers, layer, parts, max_rank;
+};
+
+// Tokens of one slot, for one part; slot 0 is none.
+struct LoraItem {
+  const int32_t* tokens;
+  int32_t count, slot, part;
+};
+
 constexpr int kFewQueries = 8;   // most query tokens of an item that is worked on token by token
 constexpr int kQueryTile = 64;   // most query tokens of any item
 
@@ -84,6 +104,7 @@ struct Kernels {
   void (*round)(const float* x, int64_t rows, int64_t depth, const Rounded& out);
   void (*attention)(const AttentionArgs& args, const AttentionItem& item);
   void (*normalise)(const NormArgs& args, int64_t item);
+  void (*adapt)(const LoraArgs& args, const LoraItem& item);
   void (*widen)(Type type, const void* from, float* to, int64_t count);
 };
 

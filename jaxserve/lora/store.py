@@ -1,0 +1,293 @@
+"""Adapters by name, and which of them are in host memory.
+
+A name stands for a *version*: the content of an adapter's files. Loading a name again in place makes a new version, and
+requests that began with the old one end with it. What a request needs is a lease on a version; a version without a name
+and without leases is let go.
+
+Host memory holds the factors of the versions that were used last, others are read again from their files. That is done
+by a thread of the store, so that no step waits for a disk; so is laying factors out in the shape of the device's slots.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxserve.errors import LoadError, MissingFileError, ModelNotFoundError, RequestError, nearest
+from jaxserve.logging import get_logger
+from jaxserve.lora.adapter import Adapter, find_adapter, read_adapter
+from jaxserve.lora.layout import Layout
+from jaxserve.lora.peft import CONFIG
+from jaxserve.outputs import AdapterInfo
+
+__all__ = ["AdapterStore"]
+
+_log = get_logger(__name__)
+_LONGEST_TEXT = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Version:
+    """One content. ``adapter`` is None while it is on disk only; ``staged`` is what is made ready for a slot."""
+
+    key: bytes
+    folder: Path
+    rank: int
+    targets: tuple[str, ...]
+    num_bytes: int
+    adapter: Adapter | None
+    leases: int = 0
+    names: set[str] = field(default_factory=set)
+    staged: Future[list[Any]] | None = None
+
+
+class AdapterStore:
+    """All adapters of an engine; may be used from any thread.
+
+    Args:
+        layout: where factors lie.
+        max_host: most versions whose factors are in host memory, but for those that cannot be read again.
+        folder: where an unknown name is looked for, if anywhere.
+        download_dir: cache folder of downloads.
+    """
+
+    def __init__(
+        self, layout: Layout, *, max_host: int, folder: Path | None = None, download_dir: str | None = None
+    ) -> None:
+        self.layout = layout
+        self._max_host = max_host
+        self._folder = folder
+        self._download_dir = download_dir
+        self._lock = threading.Condition()
+        self._loading = threading.Lock()  # files are read one at a time, without the other lock
+        self._names: dict[str, tuple[_Version, str, str | None]] = {}  # with path and base model
+        self._versions: dict[bytes, _Version] = {}
+        self._recent: OrderedDict[bytes, None] = OrderedDict()  # those in host memory, the last used last
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="jaxserve-adapters")
+
+    # ------------------------------------------------------------------ by name
+    def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
+        """Read an adapter's files and give it a name; nothing is kept of one that is refused.
+
+        Args:
+            name: what requests will call it.
+            path: a PEFT folder or hub id.
+            base_model: name of its base model, to be shown; by default what its files say.
+            replace: put it in the place of another of that name, for all requests from now on.
+
+        Raises:
+            RequestError: the name is taken, or cannot be one.
+            LoadError: it cannot be read or does not fit.
+        """
+        _check_text(name, "lora_name")
+        _check_text(path, "lora_path")
+        with self._loading:
+            if not replace and name in self._names:
+                raise RequestError(
+                    f"lora_name {name!r} is loaded already, from {self._names[name][1]}; set load_inplace to replace "
+                    "it.",
+                    "lora_name",
+                )
+            folder, adapter = self._read(path)
+            with self._lock:
+                known = self._versions.get(adapter.key)
+                version = known or _Version(
+                    adapter.key, folder, adapter.rank, adapter.targets, adapter.num_bytes, adapter
+                )
+                version.folder, version.adapter = folder, adapter
+                self._versions[adapter.key] = version
+                old = self._names.get(name)
+                version.names.add(name)
+                self._names[name] = version, path, base_model or adapter.base_model
+                if old is not None and old[0] is not version:
+                    old[0].names.discard(name)
+                    self._let_go(old[0])
+                self._touch(version)
+            _log.info(
+                "adapter %s: rank %d, %s, %.1f MiB",
+                name,
+                adapter.rank,
+                "/".join(adapter.targets),
+                adapter.num_bytes / 2**20,
+            )
+            return self.info(name)
+
+    def unload(self, name: str, *, wait: float | None = None) -> None:
+        """Take an adapter's name away and free what it held.
+
+        Args:
+            name: of a loaded adapter.
+            wait: None refuses while requests use it; else new ones are refused from now on, and it is waited up to
+                this many seconds until the others have ended.
+
+        Raises:
+            ModelNotFoundError: there is no such adapter.
+            RequestError: it is in use, or still is after so long a wait; in the latter case its name is gone.
+        """
+        with self._lock:
+            version = self._find(name)[0]
+            if wait is None and version.leases:
+                raise RequestError(
+                    f"lora_name {name!r} is used by {version.leases} requests; set wait to unload it when they have "
+                    "ended.",
+                    "lora_name",
+                )
+            del self._names[name]
+            version.names.discard(name)
+            self._let_go(version)
+            if wait is not None and not self._lock.wait_for(lambda: not version.leases or bool(version.names), wait):
+                raise RequestError(
+                    f"lora_name {name!r} takes no new requests, but {version.leases} still run after {wait:g} s; it is "
+                    "freed when they end.",
+                    "lora_name",
+                )
+
+    def info(self, name: str) -> AdapterInfo:
+        """What is known of an adapter; ModelNotFoundError if there is none of that name."""
+        with self._lock:
+            version, path, base_model = self._find(name)
+            return AdapterInfo(
+                name,
+                path,
+                base_model,
+                version.key.hex(),
+                version.rank,
+                version.targets,
+                version.num_bytes,
+                version.adapter is not None,
+                version.leases,
+            )
+
+    def infos(self) -> list[AdapterInfo]:
+        """All adapters that have a name, in order of loading."""
+        with self._lock:
+            return [self.info(name) for name in self._names]
+
+    def has(self, name: str) -> bool:
+        """Whether requests may use this name: it is loaded, or lies in the folder for lazy loading."""
+        return name in self._names or self._lazy(name) is not None
+
+    def prepare(self, name: str) -> None:
+        """Load an adapter that is not loaded, if it lies in the folder for lazy loading; raises what ``load`` does."""
+        if name not in self._names and (folder := self._lazy(name)) is not None:
+            try:
+                self.load(name, str(folder))
+            except RequestError:
+                if name not in self._names:  # else another request was quicker
+                    raise
+
+    @contextmanager
+    def lease(self, name: str) -> Iterator[bytes]:
+        """The key of what a loaded name stands for now, which stays usable for as long as the context is open.
+
+        Never waits for files. Raises ModelNotFoundError.
+        """
+        with self._lock:
+            version = self._find(name)[0]
+            version.leases += 1
+        try:
+            yield version.key
+        finally:
+            with self._lock:
+                version.leases -= 1
+                self._let_go(version)
+                self._lock.notify_all()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    # ------------------------------------------------------------------ by key, for the engine's thread
+    def is_live(self, key: bytes) -> bool:
+        """Whether anybody may still ask for a version."""
+        return key in self._versions
+
+    def fetch(self, key: bytes) -> list[Any] | None:
+        """What is to be copied into a slot, handed out once; None while it is made ready, which this call begins.
+
+        Raises LoadError: it cannot be read again.
+        """
+        with self._lock:
+            version = self._versions.get(key)
+            if version is None:
+                raise MissingFileError("the adapter was unloaded.")
+            if version.staged is None:
+                version.staged = self._reader.submit(self._stage, version)
+            if not version.staged.done():
+                return None
+            staged, version.staged = version.staged, None
+        try:
+            return staged.result()
+        except LoadError:
+            raise
+        except Exception as error:  # the caller is the engine's thread, which must not end with one adapter
+            raise LoadError(f"the adapter in {version.folder} cannot be read: {error}.") from error
+
+    # ------------------------------------------------------------------ parts
+    def _read(self, path: str) -> tuple[Path, Adapter]:
+        try:
+            folder = find_adapter(path, self._download_dir)
+            return folder, read_adapter(folder, self.layout)
+        except OSError as error:
+            if isinstance(error, LoadError):
+                raise
+            raise LoadError(f"the adapter {path} cannot be read: {error.strerror or error}.") from error
+
+    def _stage(self, version: _Version) -> list[Any]:
+        """In the store's thread: the factors in the shape of a slot."""
+        adapter = version.adapter
+        if adapter is None:
+            adapter = read_adapter(version.folder, self.layout)
+            if adapter.key != version.key:
+                raise LoadError(f"the adapter in {version.folder} has changed since it was loaded: load it again.")
+        with self._lock:
+            version.adapter = adapter
+            self._touch(version)
+        factors = dict(adapter.factors)
+        pieces: list[Any] = list(self.layout.pieces(factors))
+        if self.layout.has_tables:
+            pieces.append(self.layout.table_piece(factors))
+        return pieces
+
+    def _lazy(self, name: str) -> Path | None:
+        if self._folder is None or not name or "\x00" in name or Path(name).name != name or name == "..":
+            return None
+        folder = self._folder / name
+        return folder if (folder / CONFIG).is_file() else None
+
+    def _find(self, name: str) -> tuple[_Version, str, str | None]:
+        if name not in self._names:
+            raise ModelNotFoundError(f"there is no adapter {name!r}.{nearest(name, self._names)}", "lora_name")
+        return self._names[name]
+
+    def _let_go(self, version: _Version) -> None:
+        """Forget a version that nobody can ask for any more."""
+        if not version.names and not version.leases:
+            self._versions.pop(version.key, None)
+            self._recent.pop(version.key, None)
+            version.adapter = None
+
+    def _touch(self, version: _Version) -> None:
+        """A version is used, and in host memory: others make room."""
+        if self._versions.get(version.key) is not version:
+            return
+        self._recent[version.key] = None
+        self._recent.move_to_end(version.key)
+        # One that has lost its name can be somewhere else on disk by now: it stays until its requests have ended.
+        spare = [key for key in self._recent if self._versions[key].names and key != version.key]
+        for key in spare[: max(0, len(self._recent) - self._max_host)]:
+            del self._recent[key]
+            self._versions[key].adapter = None
+
+
+def _check_text(value: str, param: str) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
+        shown = reprlib.repr(value)
+        raise RequestError(f"{param} must be a string of 1 to {_LONGEST_TEXT} characters, got {shown}.", param)

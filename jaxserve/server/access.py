@@ -1,0 +1,121 @@
+"""Who may ask what: keys of clients, keys of operators, and how much one key may have under way.
+
+Only the paths that tell whether the server lives are open to everybody. What controls the server for all needs a key of
+an operator where there are any; such a key is good for all else too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jaxserve.server.errors import ErrorAnswer
+
+__all__ = ["Access", "Keys", "route_path"]
+
+_OPEN_PATHS = frozenset({"/health", "/ping"})
+_CONTROL_PATHS = frozenset(
+    {
+        "/abort",
+        "/pause",
+        "/reset_prefix_cache",
+        "/resume",
+        "/start_profile",
+        "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
+)
+
+
+class Keys:
+    """A set of keys, of which only digests are kept."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def find(self, digest: bytes) -> int | None:
+        """The number of the key with this digest, None if there is none. All are compared, each in constant time."""
+        found = None
+        for number, known in enumerate(self._digests):
+            if hmac.compare_digest(digest, known):
+                found = number
+        return found
+
+
+class Access:
+    """Lets in whom the keys allow; without keys, everybody.
+
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none.
+    """
+
+    def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int) -> None:
+        self._app = app
+        self._clients = clients
+        self._operators = operators
+        self._max_concurrency = max_concurrency
+        self._under_way: Counter[int] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope) if scope["type"] == "http" else None
+        if path is None or path in _OPEN_PATHS or not (self._clients or self._operators):
+            await self._app(scope, receive, send)
+            return
+        digest = _digest(_given(Headers(scope=scope)))
+        if self._operators.find(digest) is not None:
+            await self._app(scope, receive, send)
+            return
+        client = self._clients.find(digest)
+        refusal = self._refusal(client, controls=path.rstrip("/") in _CONTROL_PATHS)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+        elif client is None:
+            await self._app(scope, receive, send)
+        else:
+            self._under_way[client] += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._under_way[client] -= 1
+
+    def _refusal(self, client: int | None, *, controls: bool) -> ErrorAnswer | None:
+        needed = bool(self._clients) or (controls and bool(self._operators))
+        if client is None and needed:
+            return ErrorAnswer(
+                401,
+                "AuthenticationError",
+                "a valid API key is needed: send the header 'Authorization: Bearer KEY'.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if controls and self._operators:
+            return ErrorAnswer(403, "PermissionDeniedError", "this needs a key of an operator (--admin-api-key).")
+        if client is not None and 0 < self._max_concurrency <= self._under_way[client]:
+            message = f"this key has {self._under_way[client]} requests under way; the limit is {self._max_concurrency}"
+            message += " (--max-concurrency-per-key)."
+            return ErrorAnswer(429, "RateLimitError", message, headers={"Retry-After": "1"})
+        return None
+
+
+def route_path(scope: Scope) -> str:
+    """The path without that under which a proxy shows the server."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _given(headers: Headers) -> bytes:
+    """The key of a request, empty if it has none; Anthropic's clients have a header of their own for it."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip().encode("latin-1")
+    return headers.get("x-api-key", "").encode("latin-1")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,35 @@
+"""An app on a socket, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from jaxserve.config import ServerConfig
+from jaxserve.server import bind, create_app
+from tests.server.fake import FakeEngine
+
+
+@contextmanager
+def served(engine: FakeEngine, config: ServerConfig) -> Iterator[str]:
+    """Serve until the context ends; gives the URL."""
+    with bind(config) as sock:
+        app = create_app(engine, config)
+        settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", root_path=config.root_path or "")
+        server = uvicorn.Server(settings)
+        thread = threading.Thread(target=server.run, args=([sock],))
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.005)
+        try:
+            yield "http://{}:{}".format(*sock.getsockname())
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()
+            app.state.intake.close()
