@@ -51,6 +51,7 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    include_metrics: bool | None = None
 
     n: int | None = None
     temperature: float | None = None
