@@ -161,13 +161,13 @@ COMPLETION = {"prompt": "Name three rivers of France, please.", "max_tokens": 1}
 
 async def time_requests(client: Client, engine: InstantEngine, path: str, body: dict[str, Any], num: int) -> float:
     """Seconds that HTTP adds to a request, by the medians."""
-    prompt = body.get("prompt") or engine.tokenizer.apply_chat_template(body["messages"])
     over_http, direct = [], []
     for index in range(num):
         began = time.perf_counter()
         await client.ask(path, body)
         over_http.append(time.perf_counter() - began)
         began = time.perf_counter()
+        prompt = body.get("prompt") or engine.tokenizer.apply_chat_template(body["messages"])
         async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), str(index), stream=False):
             pass
         direct.append(time.perf_counter() - began)
@@ -257,20 +257,18 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
     client, control = await Client.open(port), await Client.open(port)
     for _ in range(200):
         await client.ask("/v1/chat/completions", CHAT)
-    with CpuMeter() as meter:
-        found: dict[str, Any] = {
-            "request_seconds": {
-                "completions": await time_requests(client, engine, "/v1/completions", COMPLETION, args.requests),
-                "chat": await time_requests(client, engine, "/v1/chat/completions", CHAT, args.requests),
-            },
-            "chunk_seconds": {
-                "completions": await time_chunks(client, engine, "/v1/completions", COMPLETION, args.tokens),
-                "chat": await time_chunks(client, engine, "/v1/chat/completions", CHAT, args.tokens),
-            },
-            "loop_seconds": await time_loop(client, control),
-            "streams": await run_streams(port, control, args.streams, args.stream_tokens, args.pace),
-        }
-    found["foreign"] = foreign_text(meter.foreign)
+    found: dict[str, Any] = {
+        "request_seconds": {
+            "completions": await time_requests(client, engine, "/v1/completions", COMPLETION, args.requests),
+            "chat": await time_requests(client, engine, "/v1/chat/completions", CHAT, args.requests),
+        },
+        "chunk_seconds": {
+            "completions": await time_chunks(client, engine, "/v1/completions", COMPLETION, args.tokens),
+            "chat": await time_chunks(client, engine, "/v1/chat/completions", CHAT, args.tokens),
+        },
+        "loop_seconds": await time_loop(client, control),
+        "streams": await run_streams(port, control, args.streams, args.stream_tokens, args.pace),
+    }
     return {**found, "circumstances": circumstances()}
 
 
@@ -305,14 +303,16 @@ def main() -> None:
         return
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 2 * args.streams + 100)), most))
-    server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        port = int(server.stdout.readline().rpartition(":")[2])
-        found = asyncio.run(measure(port, args))
-    finally:
-        server.terminate()
-        server.wait()
+    with CpuMeter() as meter:  # the server has ended by its end, so that it does not count as somebody else
+        server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().rpartition(":")[2])
+            found = asyncio.run(measure(port, args))
+        finally:
+            server.terminate()
+            server.wait()
+    found["foreign"] = foreign_text(meter.foreign)
     show(found)
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ generative AI, and vLLM's where these have none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -15,26 +16,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxserve.errors import ConfigError
 from jaxserve.outputs import RequestOutput
 
-__all__ = ["Tracer", "Tracing"]
+__all__ = ["Tracer", "Tracing", "check_packages"]
 
 _UNTRACED = frozenset({"/health", "/metrics", "/ping", "/ready"})
+
+
+def check_packages() -> None:
+    """ConfigError: the packages are not installed."""
+    try:
+        for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace"):
+            import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint needs packages that are not installed: pip install 'jaxserve[otel]' ({error}).",
+            "otlp_traces_endpoint",
+        ) from None
 
 
 class Tracer:
     """Sends spans to a collector, in a thread of its own. ConfigError: the packages are not installed."""
 
     def __init__(self, endpoint: str, model_name: str) -> None:
-        try:
-            from opentelemetry import propagate, trace
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise ConfigError(
-                f"otlp_traces_endpoint needs packages that are not installed: pip install 'jaxserve[otel]' ({error}).",
-                "otlp_traces_endpoint",
-            ) from None
+        check_packages()
+        from opentelemetry import propagate, trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         self._provider = TracerProvider(resource=Resource.create({"service.name": "jaxserve"}))
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("jaxserve")
