@@ -30,6 +30,7 @@ from jaxserve.server.errors import handle
 from jaxserve.server.intake import Intake, Rules
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, RequestId
 from jaxserve.server.protocol import Engine
+from jaxserve.server.tracing import Tracer, Tracing
 
 __all__ = ["create_app"]
 
@@ -37,7 +38,7 @@ __all__ = ["create_app"]
 def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     """The ASGI app that serves ``engine``. It neither starts nor stops the engine.
 
-    ConfigError: the file of keys cannot be used.
+    ConfigError: the file of keys cannot be used, or the packages for traces are not there.
     """
     served = models.ServedModels(engine, config.served_model_name)
     metrics = Metrics(
@@ -45,6 +46,9 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     )
     engine = with_deadlines(engine, metrics, config.ttft_timeout, config.request_timeout)
     intake = Intake(Rules(engine.tokenizer, config, engine.max_model_len))
+    tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint, served.names[0])
+    if tracer is not None:
+        metrics.on_end = tracer.note
     turns, strict = intake.rules.turns, config.strict_params
     described = [
         *operations.routes(engine, metrics),
@@ -61,17 +65,18 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     ]
     app = Starlette(
         routes=[*described, *openapi.routes(described)],
-        middleware=_around(config, metrics),
+        middleware=_around(config, metrics, tracer),
         exception_handlers={JaxserveError: handle, HTTPException: handle},
     )
     app.state.keep_alive_seconds = config.sse_keep_alive_interval
     app.state.intake = intake
+    app.state.tracer = tracer
     app.state.max_body = config.max_request_body
     app.router.redirect_slashes = False
     return app
 
 
-def _around(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
+def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> list[Middleware]:
     """From the outside in."""
     cors = Middleware(
         CORSMiddleware,
@@ -92,6 +97,7 @@ def _around(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
             operators=Keys(config.admin_api_key),
             max_concurrency=config.max_concurrency_per_key,
         ),
+        *([] if tracer is None else [Middleware(Tracing, tracer=tracer)]),
         Middleware(AbortOnDisconnect, note=metrics.client_gone),
         Middleware(AnswerErrors),
     ]

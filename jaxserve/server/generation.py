@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
-from jaxserve.outputs import CompletionOutput, RequestOutput, SpeculationStats
+from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput, SpeculationStats
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
@@ -62,6 +62,7 @@ class Usage:
     prompt: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     drafts: dict[int, SpeculationStats] = field(default_factory=dict)
+    times: dict[int, RequestMetrics] = field(default_factory=dict)
     completion: int = 0
 
     def add(self, position: int, output: RequestOutput) -> None:
@@ -69,6 +70,7 @@ class Usage:
         self.prompt[position] = len(output.prompt_token_ids)
         self.cached[position] = output.num_cached_tokens
         self.drafts[position] = output.metrics.speculation
+        self.times[position] = output.metrics
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def shown(self) -> dict[str, Any]:
@@ -89,6 +91,20 @@ class Usage:
                 "accepted_prediction_tokens_per_position": [sum(counts) for counts in by_position],
             }
         return usage
+
+    def measured(self) -> list[dict[str, Any]]:
+        """What each prompt took, in seconds: the ``metrics`` of an answer that was asked to include them."""
+        return [
+            {
+                "time_in_queue": max(0.0, times.scheduled_at - times.arrived_at),
+                "prefill_time": max(0.0, times.first_token_at - times.scheduled_at),
+                "time_to_first_token": max(0.0, times.first_token_at - times.arrived_at),
+                "decode_time": max(0.0, times.finished_at - times.first_token_at),
+                "e2e_latency": max(0.0, times.finished_at - times.arrived_at),
+                "num_preemptions": times.num_preemptions,
+            }
+            for _, times in sorted(self.times.items())
+        ]
 
 
 class Generation:
@@ -180,7 +196,13 @@ class Answer(Generation, ABC):
                 for output in self.picked(result):
                     choices.extend(self.choices(position, result, output))
         choices.sort(key=lambda choice: int(choice["index"]))
-        return {**self._envelope(self.plain_object), "choices": choices, "usage": self.usage.shown(), **self.extras}
+        return {
+            **self._envelope(self.plain_object),
+            "choices": choices,
+            "usage": self.usage.shown(),
+            **self._measured(),
+            **self.extras,
+        }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the stream."""
@@ -198,8 +220,12 @@ class Answer(Generation, ABC):
                         elif options.include_usage:
                             chunk["usage"] = None
                         yield chunk
-        if options.include_usage:
-            yield {**envelope, "choices": [], "usage": self.usage.shown()}
+        last = {"usage": self.usage.shown()} if options.include_usage else {}
+        if last := last | self._measured():
+            yield {**envelope, "choices": [], **last}
+
+    def _measured(self) -> dict[str, Any]:
+        return {"metrics": self.usage.measured()} if self.body.include_metrics else {}
 
     def index(self, position: int, output: CompletionOutput) -> int:
         """The number of a choice among those of all prompts."""

@@ -27,6 +27,7 @@ __all__ = ["run_server"]
 _log = get_logger(__name__)
 
 _TICK_SECONDS = 0.1
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep a connection: who closes it first makes the other's request fail
 _LAST_WORDS_SECONDS = 2.0
 
 
@@ -50,6 +51,7 @@ def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None 
         ws="none",
         root_path=config.root_path or "",
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
     )
     settings.load()
     settings.ssl = None if certificate is None else certificate.context
@@ -61,6 +63,8 @@ def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None 
         _Server(settings, engine, config, certificate).run(sockets=[sock])
     finally:
         app.state.intake.close()
+        if app.state.tracer is not None:
+            app.state.tracer.close()
         if config.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(config.uds)

@@ -103,6 +103,7 @@ class GenerationRequest(Scheduled):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    include_metrics: bool | None = None
 
     n: int | None = None
     temperature: float | None = None

@@ -30,6 +30,7 @@ from jaxserve.outputs import (
     SpeculationStats,
 )
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.timings import STEP_EDGES, Timings
 
 EOS = 256
 SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
@@ -143,10 +144,15 @@ class FakeEngine:
     told_to_end: set[str] = field(default_factory=set)
     is_paused: bool = False
     begun: set[str] = field(default_factory=set)
+    step_seconds: Timings = field(default_factory=lambda: Timings(STEP_EDGES))
     aborted: int = 0
     finished: int = 0
     submitted: list[dict[str, Any]] = field(default_factory=list)
     shutdowns: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for seconds in (0.015, 0.5):
+            self.step_seconds.add(seconds)
 
     async def generate(
         self,
@@ -237,6 +243,12 @@ class FakeEngine:
             num_waiting=len(self.waiting),
             num_blocks=100,
             num_free_blocks=100 - len(self.running),
+            num_cached_blocks=9,
+            num_preparing=2,
+            prefix_misses={"cold": 7},
+            recomputed_tokens_total=11,
+            last_step_age=0.5,
+            step_seconds={"decode": self.step_seconds},
             prompt_tokens_total=sum(len(s["ids"]) for s in self.submitted),
             preemptions_total=3,
             last_step_tokens=6,

@@ -222,6 +222,16 @@ async def test_bad_chats(client: httpx.AsyncClient, fields: dict[str, Any], para
     assert error_of(await client.post(CHAT, json=body))["param"] == param
 
 
+@pytest.mark.parametrize("depth", [300, 800])
+async def test_tools_that_nest_too_deeply(client: httpx.AsyncClient, depth: int) -> None:
+    inner = '{"type":"object","properties":{"a":' * depth + "{}" + "}}" * depth
+    tools = f'[{{"type":"function","function":{{"name":"f","parameters":{inner}}}}}]'
+    for choice in ("auto", "required"):
+        body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":{tools},"tool_choice":"{choice}"}}'
+        error_of(await client.post(CHAT, content=body, headers=JSON))
+    await still_works(client)
+
+
 async def test_parameters_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:
     body = {
         "messages": [{"role": "user", "content": "x"}],

@@ -32,6 +32,7 @@ CHAT_NAMES = {
 """What parameters of chats are called here."""
 
 _REFUSED = {
+    "include_metrics": "ask for it in a chat",
     "max_tokens": "it is called max_output_tokens here",
     "n": "a response has one answer",
     "prompt_logprobs": "ask for it in a chat",
