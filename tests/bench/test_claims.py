@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.bench.claims import CLAIMS, FULL, QUICK, Claim, Figure, Outcome, Sizes, check_claims, choose, report, show
+from jaxserve.bench.claims.claim import Figures, Measure
 from jaxserve.bench.claims.run import claims_config
 from jaxserve.cli import main
 from jaxserve.config import EngineConfig
@@ -55,6 +57,31 @@ def test_paged_kv_holds_more_sequences_and_wastes_less(started: list[EngineConfi
     assert paged["sequences at once"] == 4
     assert paged["unused places per sequence"] < 8 < contiguous["unused places per sequence"] < CONTEXT
     assert outcome.checks[0].holds
+
+
+def test_both_ways_take_turns_part_by_part() -> None:
+    turns: list[str] = []
+
+    @contextmanager
+    def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
+        way = "on" if config.cache.enable_prefix_caching else "off"
+
+        def parts(seed: int) -> Iterator[Figures]:
+            for part in ("first", "second"):
+                turns.append(f"{way} {part} {seed}")
+                yield {part: len(turns)}
+
+        yield parts
+
+    ways = ({"enable_prefix_caching": False}, {"enable_prefix_caching": True})
+    claim = Claim("turns", "", "off", "on", lambda sizes, config: ways, session, (), lambda off, on: [])
+    [outcome] = check_claims(EngineConfig.from_flat({}), [claim], TINY, 2, lambda line: None)
+    order = ["off first", "on first", "off second", "on second"]
+    assert turns == [f"{turn} {seed}" for seed in (0, 1) for turn in order]
+    assert outcome.repeats == {
+        "off": [{"first": 1, "second": 3}, {"first": 5, "second": 7}],
+        "on": [{"first": 2, "second": 4}, {"first": 6, "second": 8}],
+    }
 
 
 def test_continuous_batching_is_compared_with_static_batches(started: list[EngineConfig]) -> None:

@@ -19,8 +19,8 @@ Figures = Mapping[str, float]
 Ways = tuple[Mapping[str, Any], Mapping[str, Any]]
 """Settings of the engine: off, on."""
 
-Measure = Callable[[int], Figures]
-"""From a seed, which picks the text, to what was measured."""
+Measure = Callable[[int], Iterator[Figures]]
+"""From a seed, which picks the text, to what was measured, part by part."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,21 @@ def exactly(max_tokens: int) -> SamplingParams:
 
 
 def offline(
-    measure: Callable[[LLM, Sizes, Text], Figures],
+    measure: Callable[[LLM, Sizes, Text], Iterator[Figures] | Figures],
 ) -> Callable[[EngineConfig, Sizes], AbstractContextManager[Measure]]:
-    """A session that measures with the offline API."""
+    """A session that measures with the offline API, all at once or part by part."""
 
     @contextmanager
     def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
         with LLM(**config.flat()) as llm:
             tokens = _corpus(llm)
             llm.generate([tokens[:8]], exactly(4), use_tqdm=False)
-            yield lambda seed: measure(llm, sizes, Text(tokens, seed))
+
+            def parts(seed: int) -> Iterator[Figures]:
+                measured = measure(llm, sizes, Text(tokens, seed))
+                yield from [measured] if isinstance(measured, Mapping) else measured
+
+            yield parts
 
     return session
 
@@ -151,7 +156,7 @@ def online(
             try:
                 tokens = _corpus(llm)
                 runner.run(warm_up())
-                yield lambda seed: runner.run(once(seed))
+                yield lambda seed: iter([runner.run(once(seed))])
             finally:
                 runner.run(llm.shutdown())
 
