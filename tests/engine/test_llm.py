@@ -85,6 +85,24 @@ def test_embeddings_have_the_length_and_the_size_that_are_asked(llm: LLM) -> Non
     assert len(nothing.prompt_logprobs) == len(PROMPTS[0])
 
 
+def test_a_chat_template_is_told_of_tools(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    message = [{"role": "user", "content": "x"}]
+    with pytest.raises(RequestError, match="knows none"):
+        llm.chat(message, greedy(1), tools=tools, use_tqdm=False)
+    told: list[Any] = []
+
+    def render(self: Any, messages: Any, **options: Any) -> list[int]:
+        told.append(options["tools"])
+        return PROMPTS[0]
+
+    monkeypatch.setattr(type(llm.tokenizer), "chat_template", "{{ tools }}")
+    monkeypatch.setattr(type(llm.tokenizer), "apply_chat_template", render)
+    llm.chat(message, greedy(1), tools=tools, use_tqdm=False)
+    llm.chat(message, greedy(1), use_tqdm=False)
+    assert told == [tools, None]
+
+
 def test_after_a_shutdown_it_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Runner] = []
     monkeypatch.setattr(type(llm.engine.runner), "close", lambda self: closed.append(self))

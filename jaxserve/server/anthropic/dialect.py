@@ -9,6 +9,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxserve.server.access import route_path
 from jaxserve.server.jsonio import dumps
 
 __all__ = ["Dialect", "error_body"]
@@ -38,7 +39,8 @@ class Dialect:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (scope["path"] == _PATH or scope["path"].startswith(_PATH + "/")):
+        path = route_path(scope) if scope["type"] == "http" else ""
+        if path != _PATH and not path.startswith(_PATH + "/"):
             await self._app(scope, receive, send)
             return
         held: list[Message] = []
