@@ -18,7 +18,7 @@ from jaxserve.engine.reading import EMBEDDING, check_dimensions, shaped
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import RequestOutput
 from jaxserve.server.generation import Generation, Job
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.jsonio import dumps, read_object
 from jaxserve.server.models import ServedModels
 from jaxserve.server.prompts import truncated
 from jaxserve.server.protocol import Engine
@@ -61,22 +61,23 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
             pooling=body.pooling or config.pooling,
         )
         reading = Generation(engine, metrics, job, prompt_param="input")
-        data: list[dict[str, Any]] = []
+        items = [b""] * len(prompts)
         async with aclosing(reading.outputs(stream=False)) as outputs:
             async for position, result in outputs:
                 reading.usage.add(position, result)
-                data.append({"object": "embedding", "index": position, "embedding": _shown(result, body)})
-        data.sort(key=lambda item: int(item["index"]))
+                # One by one, as they come: millions of numbers at once would stop all others.
+                item = {"object": "embedding", "index": position, "embedding": _shown(result, body)}
+                items[position] = dumps(item)
         num_tokens = reading.usage.shown()["prompt_tokens"]
         answer = {
             "id": job_id,
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": data,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        return respond(answer, headers=body.headers)
+        text = dumps(answer)[:-1] + b',"data":[' + b",".join(items) + b"]}"
+        return Response(text, headers=body.headers, media_type="application/json")
 
     return [Route("/v1/embeddings", create, methods=["POST"])]
 
@@ -92,4 +93,5 @@ def _shown(result: RequestOutput, body: EmbeddingRequest) -> list[float] | str:
     embedding = shaped(result, body.dimensions, normalize=body.normalize is not False)
     if body.encoding_format == "base64":
         return base64.b64encode(embedding.astype("<f4").tobytes()).decode("ascii")
-    return [float(number) for number in embedding]
+    numbers: list[float] = embedding.tolist()
+    return numbers
