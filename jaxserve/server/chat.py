@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,7 +20,7 @@ from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
-from jaxserve.server.prompts import chat_prompt
+from jaxserve.server.prompts import prompt_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import EventStream
@@ -38,7 +37,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
         body = await intake.chat(request)
         model = models.resolve(body.model)
         turn = turns.plan(body)
-        prompt = body.prompt_ids or await run_in_threadpool(chat_prompt, engine.tokenizer, body, turn)
+        prompt = await prompt_of(engine.tokenizer, body, turn)
         reading = turns.read(turn, prompt)
         job = Job(f"chatcmpl-{uuid.uuid4().hex}", model, [prompt], _params(body, reading), body, turn.structure_field)
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
