@@ -25,6 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import uvloop
+
 from jaxserve.bench.machine import CpuMeter, circumstances, foreign_text
 from jaxserve.config import EngineConfig, ServerConfig
 from jaxserve.engine.input import InputProcessor
@@ -308,7 +310,7 @@ def main() -> None:
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().rpartition(":")[2])
-            found = asyncio.run(measure(port, args))
+            found = uvloop.run(measure(port, args))
         finally:
             server.terminate()
             server.wait()

@@ -16,8 +16,18 @@ from jaxserve.errors import ConfigError
 
 __all__ = ["add_parser", "run"]
 
-_OF_THE_MODEL = ("served_model_name", "strict_params", "trust_request_chat_template", "tool_call_parser")
-_OF_THE_MODEL += ("enable_auto_tool_choice", "reasoning_parser", "log_level")
+_OF_THE_MODEL = frozenset(
+    {
+        "enable_auto_tool_choice",
+        "log_level",
+        "pooling",
+        "reasoning_parser",
+        "served_model_name",
+        "strict_params",
+        "tool_call_parser",
+        "trust_request_chat_template",
+    }
+)
 """Settings of a server that matter where nobody connects to it."""
 
 

@@ -84,7 +84,7 @@ def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> li
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=("Retry-After", "X-Request-Id", "x-jaxserve-ignored"),
+        expose_headers=("Retry-After", "X-Request-Id", "x-jaxserve-ignored", "x-jaxserve-max-tokens"),
     )
     return [
         Middleware(RequestId, unlogged=frozenset(config.access_log_exclude) if config.access_log else None),

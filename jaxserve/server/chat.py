@@ -36,8 +36,9 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
         job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), (model, models.adapter(model)))
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
-            return EventStream(answer.events(), headers=body.headers)
-        return respond(await answer.whole(), headers=body.headers)
+            return EventStream(answer.events(), body.headers, late_headers=lambda: answer.headers)
+        whole = await answer.whole()
+        return respond(whole, headers={**body.headers, **answer.headers})
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
 

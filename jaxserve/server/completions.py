@@ -46,8 +46,9 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
         answer = _CompletionAnswer(engine, metrics, job, echoed)
         if body.stream:
-            return EventStream(answer.events(), headers=body.headers)
-        return respond(await answer.whole(), headers=body.headers)
+            return EventStream(answer.events(), body.headers, late_headers=lambda: answer.headers)
+        whole = await answer.whole()
+        return respond(whole, headers={**body.headers, **answer.headers})
 
     return [Route("/v1/completions", create, methods=["POST"])]
 

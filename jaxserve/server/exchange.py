@@ -11,8 +11,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from starlette.concurrency import run_in_threadpool
-
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput
@@ -20,7 +18,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.generation import Generation, Job
 from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.parsers import Event
-from jaxserve.server.prompts import chat_prompt
+from jaxserve.server.prompts import prompt_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import ChatRequest
 from jaxserve.server.turns import Reading, Turns
@@ -36,7 +34,7 @@ async def put(
     ``model`` is the name to answer with, and that of the adapter to generate with.
     """
     turn = turns.plan(body)
-    prompt = body.prompt_ids or await run_in_threadpool(chat_prompt, engine.tokenizer, body, turn, engine.max_model_len)
+    prompt = await prompt_of(engine.tokenizer, body, turn, engine.max_model_len)
     reading = turns.read(turn, prompt)
     name, adapter = model
     return Job(job_id, name, [prompt], _params(body, reading), body, turn.structure_field, adapter), reading

@@ -227,6 +227,13 @@ class Answer(Generation, ABC):
     def _measured(self) -> dict[str, Any]:
         return {"metrics": self.usage.measured()} if self.body.include_metrics else {}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Once it has begun, what it tells of itself: how many tokens were left to it, if fewer than asked for."""
+        asked, prompts = self._job.params.max_tokens, self.usage.prompt.values()
+        left = self._engine.max_model_len - max(prompts, default=0)
+        return {"x-jaxserve-max-tokens": str(left)} if prompts and asked is not None and asked > left else {}
+
     def index(self, position: int, output: CompletionOutput) -> int:
         """The number of a choice among those of all prompts."""
         return position * self.body.num_choices + output.index

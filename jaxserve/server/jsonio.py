@@ -20,6 +20,7 @@ from jaxserve.errors import RequestError
 
 __all__ = ["check_type", "dumps", "parse_json", "parse_object", "read_chunks", "read_object", "respond"]
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -68,7 +69,7 @@ def parse_json(data: bytes) -> Any:
 
 def dumps(value: Any) -> bytes:
     """JSON in pure ASCII: nothing in it can break a line of an event stream, or fail to encode."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def respond(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

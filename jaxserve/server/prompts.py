@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from jaxserve.errors import RequestError
@@ -11,12 +12,25 @@ from jaxserve.server.protocol import Tokenizer
 from jaxserve.server.schema import ChatRequest, CompletionRequest
 from jaxserve.server.turns import Turn
 
-__all__ = ["chat_prompt", "completion_prompts", "truncated"]
+__all__ = ["chat_prompt", "completion_prompts", "prompt_of", "truncated"]
+
+_SHORT = 2000
+"""Characters up to which a conversation takes less time than a thread takes to wake for it."""
 
 _TEMPLATE_OWN = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "messages", "return_dict", "tokenize", "tools"}
 )
 """Names that ``chat_template_kwargs`` must leave alone: other parameters decide them."""
+
+
+async def prompt_of(tokenizer: Tokenizer, body: ChatRequest, turn: Turn, max_model_len: int) -> Sequence[int]:
+    """``chat_prompt`` without holding the event loop for long, unless it was made when the body was read."""
+    if body.prompt_ids:
+        return body.prompt_ids
+    parts = [part for message in body.messages for part in message.content or ()]
+    if sum(len(part.text) + 100 for part in parts) <= _SHORT and not turn.tools and body.chat_template is None:
+        return chat_prompt(tokenizer, body, turn, max_model_len)
+    return await asyncio.to_thread(chat_prompt, tokenizer, body, turn, max_model_len)
 
 
 def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, turn: Turn, max_model_len: int) -> Sequence[int]:

@@ -8,12 +8,12 @@ that is an event of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from jaxserve.server.errors import describe
 from jaxserve.server.jsonio import dumps
@@ -32,11 +32,22 @@ class EventStream(Response):
     media_type = "text/event-stream"
     farewell = b"data: [DONE]\n\n"
 
-    def __init__(self, events: AsyncGenerator[Event, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[Event, None],
+        headers: Mapping[str, str] | None = None,
+        late_headers: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """``late_headers`` is asked for more when the first event is there."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         # A stream's length is not known beforehand.
         del self.headers["content-length"]
         self._events = events
+        self._late_headers = late_headers
+
+    def _start(self) -> Message:
+        self.headers.update(self._late_headers())
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
     def encode(self, event: Event) -> bytes:
         """The lines of an event."""
@@ -47,8 +58,7 @@ class EventStream(Response):
         return describe(error).body()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        line = _Line(start, send)
+        line = _Line(self._start, send)
         silence = scope["app"].state.keep_alive_seconds
         ticking = asyncio.create_task(line.keep_alive(silence)) if silence else None
         try:
@@ -79,7 +89,7 @@ class NamedEventStream(EventStream):
 class _Line:
     """What is written to, by the stream and by what keeps it alive, one at a time."""
 
-    def __init__(self, start: dict[str, Any], send: Send) -> None:
+    def __init__(self, start: Callable[[], Message], send: Send) -> None:
         self.begun = False
         self._start = start
         self._send = send
@@ -98,7 +108,7 @@ class _Line:
         async with self._turn:
             if not self.begun:
                 self.begun = True
-                await self._send(self._start)
+                await self._send(self._start())
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
             self._written_at = asyncio.get_running_loop().time()
 

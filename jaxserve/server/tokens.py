@@ -12,7 +12,7 @@ from starlette.routing import Route
 from jaxserve.errors import RequestError
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
-from jaxserve.server.prompts import chat_prompt
+from jaxserve.server.prompts import prompt_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import Body, ChatRequest
 from jaxserve.server.turns import Turns
@@ -51,7 +51,7 @@ def routes(engine: Engine, models: ServedModels, turns: Turns, *, strict: bool) 
                 raise RequestError("prompt cannot be given together with messages.", "prompt")
             given = {name: value for name, value in given.items() if name != "return_token_strs"}
             body = ChatRequest.parse(given, strict=strict)
-            ids = await run_in_threadpool(chat_prompt, tokenizer, body, turns.plan(body), engine.max_model_len)
+            ids = await prompt_of(tokenizer, body, turns.plan(body), engine.max_model_len)
         else:
             body = TokenizeRequest.parse(given, strict=strict)
             ids = await run_in_threadpool(tokenizer.encode, body.prompt, body.add_special_tokens is not False)

@@ -171,7 +171,7 @@ def test_a_client_that_leaves_is_forgotten_in_whatever_state_its_request_is(
         compiled = llm._input.grammars._compile
         monkeypatch.setattr(llm._input.grammars, "_compile", lambda wanted: compiling.wait(20) and compiled(wanted))
         leave(url, {**body, "guided_regex": "a{30}"})
-        assert llm.stats().num_preparing == 0
+        wait_until(lambda: llm.stats().num_preparing == 0)
         compiling.set()
         gate = Gate(llm)
         leave(url, body)  # queued: no step is made
@@ -184,7 +184,7 @@ def test_a_client_that_leaves_is_forgotten_in_whatever_state_its_request_is(
         for _ in range(12):  # decoding, and then not a token more
             gate.open(1)
         leave(url, body)
-        assert llm._streams == {}
+        wait_until(lambda: llm._streams == {})
         gate.open()
         wait_until(lambda: not llm._engine.has_work)
         stats = llm.stats()

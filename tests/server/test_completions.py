@@ -228,5 +228,16 @@ async def test_huge_max_tokens_is_left_to_the_engine(client: httpx.AsyncClient, 
     assert answer["usage"]["completion_tokens"] == engine.max_model_len - 20
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_limit_beyond_the_context_is_told_in_a_header(client: httpx.AsyncClient, stream: bool) -> None:
+    body = {"prompt": "y" * 500, "stream": stream}
+    response = await client.post("/v1/completions", json={**body, "max_tokens": 50})
+    assert response.headers["x-jaxserve-max-tokens"] == "12"
+    response = await client.post("/v1/completions", json={**body, "max_tokens": 12})
+    assert "x-jaxserve-max-tokens" not in response.headers
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 10_000, "stream": stream}
+    assert int((await client.post("/v1/chat/completions", json=chat)).headers["x-jaxserve-max-tokens"]) < 512
+
+
 async def test_several_greedy_completions(client: httpx.AsyncClient) -> None:
     assert len((await post(client, prompt="x", n=3, temperature=0))["choices"]) == 3

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,7 +20,7 @@ from jaxserve.server.errors import describe
 from jaxserve.server.exchange import Exchange
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
-from jaxserve.server.prompts import chat_prompt
+from jaxserve.server.prompts import prompt_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.sse import NamedEventStream
 from jaxserve.server.turns import Turns
@@ -53,7 +52,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns,
         body = CountRequest.parse(await read_object(request), strict=strict)
         models.resolve(body.model)
         chat = body.chat(template)
-        prompt = await run_in_threadpool(chat_prompt, engine.tokenizer, chat, turns.plan(chat), engine.max_model_len)
+        prompt = await prompt_of(engine.tokenizer, chat, turns.plan(chat), engine.max_model_len)
         return respond({"input_tokens": len(prompt)}, headers=body.headers)
 
     return [
