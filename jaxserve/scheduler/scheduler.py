@@ -151,8 +151,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: append its tokens, end requests that are done, and publish blocks that are full now."""
-        requests = self._take_in_flight(plan)
-        events = note_read(requests, result.parts)
+        events = note_read(requests := self._take_in_flight(plan), result.parts)
         proposed = result.drafts or (NO_DRAFTS,) * len(plan.rows)
         rows = zip(plan.rows, requests, result.tokens, result.logprobs, proposed, strict=True)
         for row, request, tokens, logprobs, drafts in rows:
