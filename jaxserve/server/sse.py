@@ -30,6 +30,7 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    farewell = b"data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -48,6 +49,14 @@ class EventStream(Response):
         self.headers.update(self._late_headers())
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
+    def encode(self, event: Event) -> bytes:
+        """The lines of an event."""
+        return b"data: " + dumps(event)
+
+    def explain(self, error: Exception) -> Event:
+        """The event that tells of an error."""
+        return describe(error).body()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = _Line(self._start, send)
         silence = scope["app"].state.keep_alive_seconds
@@ -56,16 +65,16 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 try:
                     async for event in events:
-                        await line.write(b"data: " + dumps(event))
+                        await line.write(self.encode(event) + b"\n\n")
                 except Exception as error:
                     if not line.begun:
                         raise
-                    await line.write(b"data: " + dumps(describe(error).body()))
-            await line.write(b"data: [DONE]", more=False)
+                    await line.write(self.encode(self.explain(error)) + b"\n\n")
+            await line.write(self.farewell, more=False)
         finally:
             if ticking is not None:
                 ticking.cancel()
-                await asyncio.wait({ticking})
+                await asyncio.gather(ticking, return_exceptions=True)
 
 
 class _Line:
@@ -79,12 +88,12 @@ class _Line:
         self._written_at = asyncio.get_running_loop().time()
 
     async def write(self, lines: bytes, *, more: bool = True) -> None:
-        """Send one event or comment, after the head if it is the first."""
+        """Send one event or comment with its empty line, after the head if it is the first."""
         async with self._turn:
             if not self.begun:
                 self.begun = True
                 await self._send(self._start())
-            await self._send({"type": "http.response.body", "body": lines + b"\n\n", "more_body": more})
+            await self._send({"type": "http.response.body", "body": lines, "more_body": more})
             self._written_at = asyncio.get_running_loop().time()
 
     async def keep_alive(self, silence: float) -> None:
@@ -93,4 +102,4 @@ class _Line:
         while True:
             await asyncio.sleep(max(0.0, self._written_at + silence - clock()))
             if clock() >= self._written_at + silence:
-                await self.write(b": keep-alive")
+                await self.write(b": keep-alive\n\n")
