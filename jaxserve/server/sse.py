@@ -65,16 +65,16 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 try:
                     async for event in events:
-                        await line.write(self.encode(event))
+                        await line.write(self.encode(event) + b"\n\n")
                 except Exception as error:
                     if not line.begun:
                         raise
-                    await line.write(self.encode(self.explain(error)))
-            await line.end(self.farewell)
+                    await line.write(self.encode(self.explain(error)) + b"\n\n")
+            await line.write(self.farewell, more=False)
         finally:
             if ticking is not None:
                 ticking.cancel()
-                await asyncio.wait({ticking})
+                await asyncio.gather(ticking, return_exceptions=True)
 
 
 class NamedEventStream(EventStream):
@@ -96,20 +96,13 @@ class _Line:
         self._turn = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
 
-    async def write(self, lines: bytes) -> None:
-        """Send one event or comment, after the head if it is the first."""
-        await self._put(lines + b"\n\n", more=True)
-
-    async def end(self, lines: bytes) -> None:
-        """Send what comes last."""
-        await self._put(lines, more=False)
-
-    async def _put(self, data: bytes, *, more: bool) -> None:
+    async def write(self, lines: bytes, *, more: bool = True) -> None:
+        """Send one event or comment with its empty line, after the head if it is the first."""
         async with self._turn:
             if not self.begun:
                 self.begun = True
                 await self._send(self._start())
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            await self._send({"type": "http.response.body", "body": lines, "more_body": more})
             self._written_at = asyncio.get_running_loop().time()
 
     async def keep_alive(self, silence: float) -> None:
@@ -118,4 +111,4 @@ class _Line:
         while True:
             await asyncio.sleep(max(0.0, self._written_at + silence - clock()))
             if clock() >= self._written_at + silence:
-                await self.write(b": keep-alive")
+                await self.write(b": keep-alive\n\n")
