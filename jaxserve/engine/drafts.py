@@ -110,7 +110,7 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
 
     def load(dtype: Any, params: Any) -> dict[str, Any]:
         with _refused(f"the heads of {source} were made for {heads.base_model} and do not fit {options.model}: "):
-            return load_heads(options, heads, (model.hidden_size, model.vocab_size), dtype)
+            return load_heads(options, heads, (model.hidden_size, model.vocab_size), params, dtype)
 
     settings = replace(settings, method="medusa", num_drafts=num_drafts)
     return OpenedDrafts(settings, None, load, lambda dtype, backend: proposer, proposer.max_depth)

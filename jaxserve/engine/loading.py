@@ -37,12 +37,21 @@ def load_weights(options: ModelOptions, opened: OpenedModel, dtype: jnp.dtype) -
     return params
 
 
-def load_heads(options: ModelOptions, heads: MedusaHeads, sizes: tuple[int, int], dtype: jnp.dtype) -> dict[str, Any]:
-    """The parameters of Medusa heads for a model of ``sizes`` (hidden size, vocabulary). LoadError: they do not fit."""
+def load_heads(
+    options: ModelOptions, heads: MedusaHeads, sizes: tuple[int, int], model: dict[str, Any], dtype: jnp.dtype
+) -> dict[str, Any]:
+    """The parameters of Medusa heads for a model of ``sizes`` (hidden size, vocabulary). LoadError: they do not fit.
+
+    Heads of residual blocks alone use the output head of the model, whose parameters are ``model``.
+    """
     hidden_size, num_tokens = sizes
     num_known = _num_known(heads.vocabulary, num_tokens)
-    specs = {"heads": medusa_specs(heads.num_heads, heads.num_layers, hidden_size, num_known)}
-    params = load_params(specs, heads.reader, dtype.name, form=_draft_form(options))
+    form = _draft_form(options)
+    specs = medusa_specs(heads.num_heads, heads.num_layers, hidden_size, num_known if heads.has_tables else None)
+    params = load_params({"heads": specs}, heads.reader, dtype.name, form=form)
+    if not heads.has_tables:
+        table = _own_table(model, heads.vocabulary, form, dtype)
+        params["heads"] = [head | {"out": table} for head in params["heads"]]
     _log.info("%d Medusa heads in memory: %s", heads.num_heads, describe(params))
     return params | {"vocabulary": _placed(heads.vocabulary)}
 
@@ -50,24 +59,25 @@ def load_heads(options: ModelOptions, heads: MedusaHeads, sizes: tuple[int, int]
 def load_eagle(
     options: ModelOptions, files: EagleFiles, head: EagleHead, model: dict[str, Any], dtype: jnp.dtype
 ) -> dict[str, Any]:
-    """The parameters of an EAGLE head, with what it takes from those of the model. LoadError: they do not fit.
-
-    A head that has no output head of its own uses the model's; of that only the rows which its vocabulary names are
-    kept, in a table of its own.
-    """
+    """The parameters of an EAGLE head, with what it takes from those of the model. LoadError: they do not fit."""
     num_known = _num_known(files.vocabulary, head.layer.vocab_size)
     form = _draft_form(options)
     params = load_params(eagle_specs(head, num_known), files.reader, dtype.name, form=form)
-    table = model.get("lm_head", model["embed"])
-    if "out" not in params and files.vocabulary is None:
-        params["out"] = table
-    elif "out" not in params:
-        rows = np.asarray(embed(table, jnp.asarray(files.vocabulary)), np.float32)
-        spec = ParamSpec(rows.shape, ("vocab", "embed"), (Source("lm_head.weight", rows.shape),), Use.LOGITS)
-        make = LeafMaker(form, dtype.name, place_default)
-        params["out"] = make.of_floats(rows.astype(make.host_dtype(spec)), spec)
+    if "out" not in params:
+        params["out"] = _own_table(model, files.vocabulary, form, dtype)
     _log.info("EAGLE head in memory: %s", describe(params))
     return params | {"embed": model["embed"], "vocabulary": _placed(files.vocabulary)}
+
+
+def _own_table(model: dict[str, Any], vocabulary: NDArray[np.int32] | None, form: WeightForm, dtype: jnp.dtype) -> Any:
+    """The model's output head, or a table of the rows that a vocabulary names."""
+    table = model.get("lm_head", model["embed"])
+    if vocabulary is None:
+        return table
+    rows = np.asarray(embed(table, jnp.asarray(vocabulary)), np.float32)
+    spec = ParamSpec(rows.shape, ("vocab", "embed"), (Source("lm_head.weight", rows.shape),), Use.LOGITS)
+    make = LeafMaker(form, dtype.name, place_default)
+    return make.of_floats(rows.astype(make.host_dtype(spec)), spec)
 
 
 def _draft_form(options: ModelOptions) -> WeightForm:

@@ -28,7 +28,7 @@ class KVLayer:
 
     def move(self, source: jax.Array, target: jax.Array, *, backend: str) -> KVLayer:
         """Copy slots source [T] over slots target [T], as in ``write``; all are read before any is written."""
-        k, v = (pool.reshape(-1, *pool.shape[2:])[source] for pool in (self.k, self.v))
+        k, v = _read((self.k, self.v), source)
         return self.write(k, v, target, backend=backend)
 
 
@@ -66,7 +66,8 @@ class KVCache:
         layers = tuple(layer.move(source, target, backend=backend) for layer in self.layers)
         if self.states is None:
             return KVCache(layers)
-        return KVCache(layers, self.states).keep(self.states_at(source), target)
+        (states,) = _read((self.states,), source)
+        return KVCache(layers, self.states).keep(states, target)
 
     def keep(self, states: jax.Array, slots: jax.Array) -> KVCache:
         """Write states [T, Z] at slots [T], distinct and out of range where they are to be dropped."""
@@ -75,11 +76,14 @@ class KVCache:
         flat = flat.at[slots].set(states.astype(flat.dtype), mode="drop", unique_indices=True)
         return KVCache(self.layers, flat.reshape(self.states.shape))
 
-    def states_at(self, slots: jax.Array) -> jax.Array:
-        """States [T, Z] of slots [T]."""
-        assert self.states is not None
-        return self.states.reshape(-1, self.states.shape[-1])[slots]
-
     def copy(self, source: jax.Array, target: jax.Array) -> KVCache:
         """Copy blocks source [C] over blocks target [C] in all layers."""
         return jax.tree.map(lambda pool: copy_blocks(pool, source, target), self)
+
+
+def _read(pools: tuple[jax.Array, ...], slots: jax.Array) -> tuple[jax.Array, ...]:
+    """Entries [T, …] of slots [T] of each pool [N, S, …], which may be overwritten afterwards.
+
+    On GPUs XLA would read in the kernel that writes, and copy the whole pool for that.
+    """
+    return jax.lax.optimization_barrier(tuple(pool.reshape(-1, *pool.shape[2:])[slots] for pool in pools))

@@ -88,16 +88,15 @@ def head_logits(head: dict[str, Any], hidden: jax.Array) -> jax.Array:
     return unembed(hidden, head["out"])
 
 
-def medusa_specs(num_heads: int, num_layers: int, hidden_size: int, vocab_size: int) -> list[ParamTree]:
+def medusa_specs(num_heads: int, num_layers: int, hidden_size: int, num_known: int | None) -> list[ParamTree]:
     """The parameters of heads, with the names that the authors' checkpoints have: ``{"blocks": [{"weight": [E, E],
-    "bias": [E]} x num_layers], "out": [W, E]}`` each."""
-    return [
-        {
-            "blocks": [_block(f"{head}.{layer}.linear", hidden_size) for layer in range(num_layers)],
-            "out": _table(f"{head}.{num_layers}.weight", (vocab_size, hidden_size)),
-        }
-        for head in range(num_heads)
-    ]
+    "bias": [E]} x num_layers], "out": [W, E]}`` each. W is ``num_known``; None for heads without "out"."""
+    heads: list[ParamTree] = []
+    for head in range(num_heads):
+        heads.append({"blocks": [_block(f"{head}.{layer}.linear", hidden_size) for layer in range(num_layers)]})
+        if num_known is not None:
+            heads[-1]["out"] = _table(f"{head}.{num_layers}.weight", (num_known, hidden_size))
+    return heads
 
 
 def _block(name: str, size: int) -> ParamTree:

@@ -1,7 +1,8 @@
 """Medusa heads on disk, in the form of the authors (https://github.com/FasterDecoding/Medusa).
 
 A folder or hub model with a ``config.json`` (``medusa_num_heads``, ``medusa_num_layers``, ``base_model_name_or_path``)
-and ``medusa_lm_head.pt`` or ``.safetensors``, whose tensors are named ``0.0.linear.weight`` (head 0, layer 0).
+and ``medusa_lm_head.pt`` or ``.safetensors``, whose tensors are named ``0.0.linear.weight`` (head 0, layer 0). Where
+heads have no table ``0.1.weight`` behind their layers, they are read through the model's own output head.
 Two more entries are ours: ``medusa_vocabulary``, the token that each logit of a head means, where these are not all
 tokens, and ``medusa_choices``, the paths of ranks that are worth a try, the most promising first.
 """
@@ -50,6 +51,12 @@ class MedusaHeads:
     vocabulary: NDArray[np.int32] | None
     paths: tuple[tuple[int, ...], ...]
     reader: TensorReader
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether they have output heads of their own."""
+        names = (f"{head}.{self.num_layers}.weight" for head in range(self.num_heads))
+        return not self.num_layers or any(name in self.reader.shapes for name in names)
 
 
 def is_medusa(model: str, download_dir: str | None = None) -> bool:

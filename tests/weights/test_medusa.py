@@ -55,10 +55,37 @@ def test_a_checkpoint_of_the_authors_computes_what_it_does_in_torch(tmp_path: Pa
     opened = open_medusa(str(tmp_path))
     assert (opened.num_heads, opened.num_layers, opened.base_model) == (2, 1, "some/model")
     assert opened.paths == ((0,), (0, 0))
-    params = load_heads(ModelOptions(quantization="none"), opened, (HIDDEN, TOKENS), jnp.dtype("float32"))
+    params = load_heads(ModelOptions(quantization="none"), opened, (HIDDEN, TOKENS), {}, jnp.dtype("float32"))
     x = np.random.default_rng(0).standard_normal((3, HIDDEN)).astype(np.float32)
     for ours, theirs in zip(params["heads"], heads, strict=True):
         np.testing.assert_allclose(head_logits(ours, x), theirs(torch.tensor(x)).detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [None, [3, 60, 7]])
+def test_heads_of_residual_blocks_alone_use_the_head_of_the_model(vocabulary: list[int] | None, tmp_path: Path) -> None:
+    heads = authors_heads()
+    blocks = {name: tensor for name, tensor in heads.state_dict().items() if ".linear." in name}
+    torch.save(blocks, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"medusa_vocabulary": vocabulary}))
+    random = np.random.default_rng(0)
+    table, x = random.standard_normal((TOKENS, HIDDEN)).astype(np.float32), random.standard_normal((3, HIDDEN))
+    options = ModelOptions(quantization="none")
+    model = {"embed": np.zeros_like(table), "lm_head": jnp.asarray(table)}
+    params = load_heads(options, open_medusa(str(tmp_path)), (HIDDEN, TOKENS), model, jnp.dtype("float32"))
+    known = table if vocabulary is None else table[vocabulary]
+    for ours, theirs in zip(params["heads"], heads, strict=True):
+        wanted = theirs[0](torch.tensor(x, dtype=torch.float32)).detach().numpy() @ known.T
+        np.testing.assert_allclose(head_logits(ours, x.astype(np.float32)), wanted, atol=1e-4)
+
+
+def test_heads_with_a_table_missing_are_refused(tmp_path: Path) -> None:
+    tensors = authors_heads().state_dict()
+    del tensors["0.1.weight"]
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    heads = open_medusa(str(tmp_path))
+    with pytest.raises(LoadError, match=r"0\.1\.weight"):
+        load_heads(ModelOptions(quantization="none"), heads, (HIDDEN, TOKENS), {}, jnp.dtype("float32"))
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from itertools import cycle
 
-from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, OneByOne, Sizes, Ways, decoding, offline
+from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, decoding, offline
 from jaxserve.bench.workloads import Text
 from jaxserve.config import EngineConfig, SpeculativeConfig
 from jaxserve.engine import LLM
@@ -85,24 +85,20 @@ _KINDS = {
 }
 
 
-def _speculation(llm: LLM, sizes: Sizes, text: Text) -> Figures:
-    figures: dict[str, float] = {}
+def _speculation(llm: LLM, sizes: Sizes, text: Text) -> Iterator[Figures]:
     for name, kind in _KINDS.items():
         if kind.prompts is _chats and not llm.tokenizer.chat_template:
             continue
         prompts = kind.prompts(llm, sizes, text)
         before = llm.engine.stats().speculation
-        for batch in sizes.batches:
+        for i, batch in enumerate(sizes.batches):
             groups = [[next(prompts) for _ in range(batch)] for _ in range(_ALONE if batch == 1 else 1)]
-            params = SamplingParams(
-                temperature=kind.temperature, max_tokens=sizes.copied[1], ignore_eos=True, seed=len(figures)
-            )
-            figures[f"{name}, {batch} at once"] = _rate(llm, groups, params)
+            params = SamplingParams(temperature=kind.temperature, max_tokens=sizes.copied[1], ignore_eos=True, seed=i)
+            yield {f"{name}, {batch} at once": _rate(llm, groups, params)}
         after = llm.engine.stats().speculation
         verifies = after.num_drafts - before.num_drafts
         right = after.num_accepted_tokens - before.num_accepted_tokens
-        figures[f"{name}, tokens per verify"] = 1 + right / verifies if verifies else 1.0
-    return figures
+        yield {f"{name}, tokens per verify": 1 + right / verifies if verifies else 1.0}
 
 
 def _rate(llm: LLM, batches: Sequence[Sequence[tuple[int, ...]]], params: SamplingParams) -> float:
@@ -143,7 +139,8 @@ SPECULATION = Claim(
     "tokens per second by kind of text, from one that repeats itself to one that nobody can guess",
     "plain",
     "drafts",
-    OneByOne(_ways, offline(_speculation)),
+    _ways,
+    offline(_speculation),
     tuple(
         figure
         for kind in _KINDS

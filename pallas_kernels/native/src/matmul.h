@@ -41,14 +41,17 @@ struct Floats {
     return {a.x + row * a.depth + b.begin, a.depth, weights, b.stride, b.count, out, out_stride, b.begin > 0, nullptr, 0};
   }
 
-  // One row: values go from registers into sums, in the order of `multiply` and with its result.
-  template <int kPanels>
-  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kPanels][kPanelVecs]) {
+  // A few rows: values go from registers into sums, in the order of `multiply` and with its result.
+  template <int kRows, int kPanels>
+  static void multiply_few(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kRows][kPanels][kPanelVecs]) {
     const float* x = a.x + row * a.depth;
     const T* data = static_cast<const T*>(a.data) + panel * a.depth * kPanel;
     for (int64_t i = 0; i < a.depth; i++)
       for (int p = 0; p < kPanels; p++)
-        for (int v = 0; v < kPanelVecs; v++) sums[p][v] += load(data + (p * a.depth + i) * kPanel + v * kLanes) * x[i];
+        for (int v = 0; v < kPanelVecs; v++) {
+          Vec value = load(data + (p * a.depth + i) * kPanel + v * kLanes);
+          for (int r = 0; r < kRows; r++) sums[r][p][v] += value * x[r * a.depth + i];
+        }
   }
 };
 
@@ -70,21 +73,23 @@ struct Dequantised : Floats<float> {
   static void decode(const MatmulArgs& a, int64_t panel, int64_t begin, int64_t count, float* out) {
     const Panels<1> panels(a, panel);
     for (int64_t first = 0; first < count; first += kGroup) {
-      const Affine affine = affine_of(a, panel, (begin + first) / kGroup);
-      each_value<Weights, 1>(panels.data, &affine, (begin + first) / kGroup, [&](int, int v, int i, Vec value) {
+      const Lifted<Weights> lifted = affine_of(a, panel, (begin + first) / kGroup);
+      each_value<Weights, 1>(panels.data, &lifted, (begin + first) / kGroup, 0, [&](int, int v, int i, Vec value) {
         store(out + (first + i) * kPanel + v * kLanes, value);
       });
     }
   }
 
-  template <int kPanels>
-  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kPanels][kPanelVecs]) {
+  template <int kRows, int kPanels>
+  static void multiply_few(const MatmulArgs& a, int64_t row, int64_t panel, Vec sums[kRows][kPanels][kPanelVecs]) {
     const Panels<kPanels> panels(a, panel);
     const float* x = a.x + row * a.depth;
+    int64_t ahead = bytes_of(a.type, kPanels * a.depth * kPanel);
     for (int64_t group = 0; group < a.depth / kGroup; group++, x += kGroup) {
-      const Affine affine[2] = {affine_of(a, panel, group), affine_of(a, panel + kPanels - 1, group)};
-      each_value<Weights, kPanels>(panels.data, affine, group,
-                                   [&](int p, int v, int i, Vec value) { sums[p][v] += value * x[i]; });
+      const Lifted<Weights> lifted[2] = {affine_of(a, panel, group), affine_of(a, panel + kPanels - 1, group)};
+      each_value<Weights, kPanels>(panels.data, lifted, group, ahead, [&](int p, int v, int i, Vec value) {
+        for (int r = 0; r < kRows; r++) sums[r][p][v] += value * x[r * a.depth + i];
+      });
     }
   }
 };
@@ -119,38 +124,61 @@ struct RoundedRows {
     return {x, a.depth, weights, b.stride, a.scale + affine, offset, b.count, out, out_stride, b.begin > 0, nullptr, 0};
   }
 
-  template <int kPanels>
-  static void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel, Vec out[kPanels][kPanelVecs]) {
+  template <int kRows, int kPanels>
+  static void multiply_few(const MatmulArgs& a, int64_t row, int64_t panel, Vec out[kRows][kPanels][kPanelVecs]) {
     const Panels<kPanels> panels(a, panel);
     const auto* x = Weights::row(a.rounded) + row * a.depth;
     int64_t groups = a.depth / kGroup;
     for (int64_t group = 0; group < groups; group++, x += kGroup) {
-      typename Weights::Sums sums[kPanels][kPanelVecs] = {};
+      typename Weights::Sums sums[kRows][kPanels][kPanelVecs] = {};
       for (int i = 0; i < Weights::kSteps; i += Weights::kUnpacked)
         for (int p = 0; p < kPanels; p++)
           for (int v = 0; v < kPanelVecs; v++) {
             Ints lanes[Weights::kUnpacked];
             Weights::load_steps(panels.data[p], (group * Weights::kSteps + i) / Weights::kUnpacked, v, lanes);
             for (int j = 0; j < Weights::kUnpacked; j++)
-              sums[p][v] = Weights::add(sums[p][v], lanes[j], inputs_at(x + (i + j) * Weights::kInputs));
+              for (int r = 0; r < kRows; r++) {
+                Ints inputs = inputs_at(x + r * a.depth + (i + j) * Weights::kInputs);
+                sums[r][p][v] = Weights::add(sums[r][p][v], lanes[j], inputs);
+              }
           }
-      int64_t at = row * groups + group;
       for (int p = 0; p < kPanels; p++) {
         const Affine affine = affine_of(a, panel + p, group);
-        for (int v = 0; v < kPanelVecs; v++)
-          out[p][v] = affine.add(out[p][v], Weights::total(sums[p][v]), a.rounded.scale[at], a.rounded.sum[at], v);
+        for (int r = 0; r < kRows; r++)
+          for (int v = 0; v < kPanelVecs; v++) {
+            int64_t at = (row + r) * groups + group;
+            Ints sum = Weights::total(sums[r][p][v]);
+            out[r][p][v] = affine.add(out[r][p][v], sum, a.rounded.scale[at], a.rounded.sum[at], v);
+          }
       }
     }
   }
 };
 
-// One row times a few panels, without a buffer between.
-template <typename Form, int kPanels>
-void multiply_row(const MatmulArgs& a, int64_t row, int64_t panel) {
-  Vec sums[kPanels][kPanelVecs] = {};
-  Form::template multiply_row<kPanels>(a, row, panel, sums);
-  for (int p = 0; p < kPanels; p++)
-    for (int v = 0; v < kPanelVecs; v++) store(a.out + row * a.size_out + (panel + p) * kPanel + v * kLanes, sums[p][v]);
+// A few rows times a few panels, without a buffer between.
+template <typename Form, int kRows, int kPanels>
+void multiply_few(const MatmulArgs& a, int64_t row, int64_t panel) {
+  Vec sums[kRows][kPanels][kPanelVecs] = {};
+  Form::template multiply_few<kRows, kPanels>(a, row, panel, sums);
+  for (int r = 0; r < kRows; r++)
+    for (int p = 0; p < kPanels; p++)
+      for (int v = 0; v < kPanelVecs; v++)
+        store(a.out + (row + r) * a.size_out + (panel + p) * kPanel + v * kLanes, sums[r][p][v]);
+}
+
+constexpr int kFewRows = 3;  // from four on, values that were decoded once pay for the buffer
+
+// Does so for `rows` <= kFewRows rows, and says how many of the next `panels` panels it took: one row alone needs the sums of
+// two to hide their latency.
+template <typename Form>
+int64_t multiply_few(const MatmulArgs& a, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+  if (rows == 1 && panels > 1) return multiply_few<Form, 1, 2>(a, row, panel), 2;
+  switch (rows) {
+    case 1: multiply_few<Form, 1, 1>(a, row, panel); break;
+    case 2: multiply_few<Form, 2, 1>(a, row, panel); break;
+    case 3: multiply_few<Form, 3, 1>(a, row, panel); break;
+  }
+  return 1;
 }
 
 // Add a block's products to `out`, or store them if they are the first.
@@ -181,13 +209,8 @@ void multiply_panels(const MatmulArgs& a, int64_t row, int64_t rows, int64_t pan
   int64_t whole = least(end, a.size_out / kPanel);
   alignas(64) typename Form::Decoded buffer[kDepth * kPanel];
   for (int64_t panels; panel < end; panel += panels) {
-    if (rows == 1 && !Form::kInPlace && panel < whole) {
-      panels = panel + 2 <= whole ? 2 : 1;
-      if (panels == 2) {
-        multiply_row<Form, 2>(a, row, panel);
-      } else {
-        multiply_row<Form, 1>(a, row, panel);
-      }
+    if (rows <= kFewRows && !Form::kInPlace && panel < whole) {
+      panels = multiply_few<Form>(a, row, rows, panel, least(whole, end) - panel);
       continue;
     }
     panels = tile_panels(next_rows(rows));

@@ -14,12 +14,15 @@ struct Int8Weights {
   static constexpr int kInputs = 2;
   static constexpr int kSteps = kGroup / kInputs;
   static constexpr int kUnpacked = 1;  // steps that a load holds
+  static constexpr int64_t kStepBytes = kInputs * kPanel;
 
   static Row* row(const Rounded& x) { return x.shorts; }
   static void load_steps(const void* panel, int64_t at, int v, Ints* out) {
     out[0] = load_pairs(static_cast<const int8_t*>(panel) + (at * kPanel + v * kLanes) * kInputs);
   }
-  static Ints input(Ints lane, int i) { return i == 0 ? lane << 16 >> 16 : lane >> 16; }
+  static Ints lifted(Ints lane, int i) { return i == 0 ? lane << 16 : lane & splat(~0xffff); }
+  static constexpr float lift(int) { return 0x1p16f; }
+  static void load_lanes(const void* panel, int64_t at, int v, Ints* out) { load_steps(panel, at, v, out); }
   static Sums add(Sums sums, Ints weights, Ints x) { return add_pairs(sums, weights, x); }
   static Ints total(Sums sums) { return sums; }
 };
@@ -30,14 +33,19 @@ struct Int4Weights {
   static constexpr int kInputs = 4;
   static constexpr int kSteps = kGroup / kInputs;
   static constexpr int kUnpacked = 2;
+  static constexpr int64_t kStepBytes = 4 * kPanel;
 
   static Row* row(const Rounded& x) { return x.bytes; }
   static void load_steps(const void* panel, int64_t at, int v, Ints* out) {
-    Ints word = load(static_cast<const int32_t*>(panel) + at * kPanel + v * kLanes);
-    out[0] = word & 0x0f0f0f0f;
-    out[1] = (word >> 4) & 0x0f0f0f0f;
+    load_lanes(panel, at, v, out);
+    for (int j = 0; j < kUnpacked; j++) out[j] &= 0x0f0f0f0f;
   }
-  static Ints input(Ints lane, int i) { return (lane >> (8 * i)) & 15; }
+  static void load_lanes(const void* panel, int64_t at, int v, Ints* out) {
+    out[0] = load(static_cast<const int32_t*>(panel) + at * kPanel + v * kLanes);
+    out[1] = out[0] >> 4;
+  }
+  static Ints lifted(Ints lane, int i) { return lane & splat(15 << (8 * i)); }
+  static constexpr float lift(int i) { return static_cast<float>(1 << (8 * i)); }
   static Sums add(Sums sums, Ints weights, Ints x) { return add_bytes(sums, weights, x); }
   static Ints total(Sums sums) { return add_pairs(Ints{}, reinterpret_cast<Ints&>(sums), splat(0x10001)); }
 };
@@ -55,8 +63,6 @@ struct Affine {
     }
   }
 
-  Vec value(Ints q, int v) const { return to_float(q) * scale[v] + offset[v]; }
-
   // An element, with what a group adds to it: `sum` is that of its products.
   Vec add(Vec element, Ints sum, float x_scale, float x_sum, int v) const {
     element += to_float(sum) * (scale[v] * x_scale);
@@ -69,18 +75,40 @@ inline Affine affine_of(const MatmulArgs& a, int64_t panel, int64_t group) {
   return Affine(a.scale + first, a.offset == nullptr ? nullptr : a.offset + first, group);
 }
 
-// What happens to weights on their way through registers: visit(p, v, input of the group, values of the lanes).
+// What makes values of the integers in the lanes of a group: each stands in its lane at its own height, and is left there,
+// as a scale by a power of two costs no bit.
+template <typename Weights>
+struct Lifted {
+  Vec scale[Weights::kInputs][kPanelVecs];
+  Vec offset[kPanelVecs];
+
+  Lifted(const Affine& affine) {
+    for (int v = 0; v < kPanelVecs; v++) {
+      for (int k = 0; k < Weights::kInputs; k++) scale[k][v] = affine.scale[v] * (1 / Weights::lift(k));
+      offset[v] = affine.offset[v];
+    }
+  }
+
+  Vec value(Ints lane, int k, int v) const { return to_float(Weights::lifted(lane, k)) * scale[k][v] + offset[v]; }
+};
+
+// What happens to weights on their way through registers: visit(p, v, input of the group, values of the lanes). Meanwhile what
+// lies `ahead` bytes behind them is fetched, unless that is 0.
 template <typename Weights, int kPanels, typename Visit>
-inline void each_value(const char* const* data, const Affine* affine, int64_t group, const Visit& visit) {
+inline void each_value(const char* const* data, const Lifted<Weights>* lifted, int64_t group, int64_t ahead,
+                       const Visit& visit) {
   for (int i = 0; i < Weights::kSteps; i += Weights::kUnpacked)
-    for (int p = 0; p < kPanels; p++)
+    for (int p = 0; p < kPanels; p++) {
+      int64_t step = (group * Weights::kSteps + i) / Weights::kUnpacked;
+      if (ahead != 0) __builtin_prefetch(data[p] + step * Weights::kStepBytes + ahead);
       for (int v = 0; v < kPanelVecs; v++) {
         Ints lanes[Weights::kUnpacked];
-        Weights::load_steps(data[p], (group * Weights::kSteps + i) / Weights::kUnpacked, v, lanes);
+        Weights::load_lanes(data[p], step, v, lanes);
         for (int j = 0; j < Weights::kUnpacked; j++)
           for (int k = 0; k < Weights::kInputs; k++)
-            visit(p, v, (i + j) * Weights::kInputs + k, affine[p].value(Weights::input(lanes[j], k), v));
+            visit(p, v, (i + j) * Weights::kInputs + k, lifted[p].value(lanes[j], k, v));
       }
+    }
 }
 
 // x [rows, depth] rounded to 8 bits, group by group. A group that holds NaN or infinity has a scale of NaN.
