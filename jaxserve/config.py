@@ -213,13 +213,20 @@ class LoRAConfig:
         "Dtype of adapters in memory; auto is that of activations.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    lora_target_modules: tuple[str, ...] = _flag(
+        (),
+        "Projections that adapters may change, as PEFT names them: q_proj v_proj. Slots have room for these only; by "
+        "default for all seven.",
+    )
     lora_embeddings: bool = _flag(
         False, "Room in every slot for adapters that change the embedding or the output head; else these are refused."
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lora_modules, list | tuple):
-            raise ConfigError(f"lora_modules must be a list, got {self.lora_modules!r}.", "lora_modules")
+        for name in ("lora_modules", "lora_target_modules"):
+            if not isinstance(value := getattr(self, name), list | tuple):
+                raise ConfigError(f"{name} must be a list, got {value!r}.", name)
+        object.__setattr__(self, "lora_target_modules", tuple(self.lora_target_modules))
         given = (json.dumps(dict(m)) if isinstance(m, Mapping) else m for m in self.lora_modules)
         object.__setattr__(self, "lora_modules", tuple(given))
 

@@ -14,6 +14,7 @@ from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = [
     "AdapterInfo",
+    "AdapterStats",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineStats",
@@ -190,6 +191,25 @@ class ScoringOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterStats:
+    """How adapters share the device's slots.
+
+    Attributes:
+        num_slots: slots on the device.
+        running: names of adapters that sequences of the batch have.
+        waiting: names of others that requests wait for.
+        evictions_total: adapters that gave up their slot to another one.
+        load_seconds: how long it took from the first request for an adapter without a slot until it was in one.
+    """
+
+    num_slots: int
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    evictions_total: int
+    load_seconds: Timings
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counts of the engine at one moment; those named ``total`` only grow.
 
@@ -212,6 +232,7 @@ class EngineStats:
         grammar_seconds: how long requests waited for their grammars.
         step_sizes: number of steps since start, by the tokens that they computed.
         speculation: what became of drafts.
+        adapters: how adapters share their slots, None where there are none.
     """
 
     num_running: int = 0
@@ -239,6 +260,7 @@ class EngineStats:
     grammar_seconds: Timings = field(default_factory=lambda: Timings(GRAMMAR_EDGES))
     step_sizes: Mapping[int, int] = field(default_factory=dict)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    adapters: AdapterStats | None = None
 
     @property
     def kv_usage(self) -> float:

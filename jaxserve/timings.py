@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-__all__ = ["GRAMMAR_EDGES", "STEP_EDGES", "Timings"]
+__all__ = ["ADAPTER_EDGES", "GRAMMAR_EDGES", "STEP_EDGES", "Timings"]
 
 STEP_EDGES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 GRAMMAR_EDGES = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+ADAPTER_EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Timings:

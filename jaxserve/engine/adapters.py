@@ -15,10 +15,11 @@ from numpy.typing import DTypeLike
 from jaxserve.config import EngineConfig, LoRAConfig
 from jaxserve.errors import ConfigError, LoadError, ModelNotFoundError, RequestError
 from jaxserve.logging import get_logger
-from jaxserve.lora.layout import Layout
+from jaxserve.lora.layout import TARGETS, Layout
 from jaxserve.lora.store import AdapterStore
 from jaxserve.models.config import ModelConfig
-from jaxserve.outputs import AdapterInfo
+from jaxserve.models.names import HF_NAMES
+from jaxserve.outputs import AdapterInfo, AdapterStats
 from jaxserve.runner import Adapters, check_adapter_room
 from jaxserve.scheduler import AdapterSlots, AdmissionRule
 
@@ -50,6 +51,10 @@ class EngineAdapters(Protocol):
 
     def infos(self) -> list[AdapterInfo]:
         """All that are loaded."""
+        ...
+
+    def stats(self) -> AdapterStats | None:
+        """How they share their slots; None if there are none."""
         ...
 
     def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
@@ -94,6 +99,9 @@ class NoAdapters:
     def infos(self) -> list[AdapterInfo]:
         """None."""
         return []
+
+    def stats(self) -> None:
+        """None."""
 
     def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
         """RequestError: adapters are off."""
@@ -143,6 +151,16 @@ class ServedAdapters:
         resident = {} if self._slots is None else self._slots.resident
         return [replace(info, slot=resident.get(bytes.fromhex(info.key))) for info in self._store.infos()]
 
+    def stats(self) -> AdapterStats | None:
+        """How they share their slots. Of an adapter that was replaced, both versions count under its name."""
+        if (slots := self._slots) is None:
+            return None
+        held = {key.hex() for key in slots.held}
+        used = [info for info in self._store.infos() if info.num_requests]
+        running = tuple(info.name for info in used if info.key in held)
+        waiting = tuple(info.name for info in used if info.key not in held)
+        return AdapterStats(self.num_slots, running, waiting, slots.evictions_total, slots.load_seconds)
+
 
 def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) -> EngineAdapters:
     """What the flags ask for: an empty bank, and the adapters of ``--lora-modules`` in host memory.
@@ -158,8 +176,8 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
     lora = config.lora
     modules = [_module(text) for text in lora.lora_modules]
     if not lora.enable_lora:
-        for name, value in (("lora_modules", modules), ("lora_dir", lora.lora_dir)):
-            if value:
+        for name in ("lora_modules", "lora_dir", "lora_target_modules"):
+            if getattr(lora, name):
                 raise ConfigError(f"{name} has no effect without --enable-lora.", name)
         return NoAdapters()
     if lora.lora_dir is not None and not Path(lora.lora_dir).expanduser().is_dir():
@@ -168,6 +186,7 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
         model,
         lora.max_lora_rank,
         np.dtype(dtype if lora.lora_dtype == "auto" else lora.lora_dtype),
+        _targets(lora.lora_target_modules),
         lora.lora_embeddings,
     )
     check_adapter_room(layout, lora.max_loras)
@@ -183,6 +202,17 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
 def _store(lora: LoRAConfig, layout: Layout, download_dir: str | None) -> AdapterStore:
     folder = None if lora.lora_dir is None else Path(lora.lora_dir).expanduser()
     return AdapterStore(layout, max_host=lora.max_cpu_loras or lora.max_loras, folder=folder, download_dir=download_dir)
+
+
+def _targets(names: Sequence[str]) -> tuple[str, ...]:
+    """The projections that PEFT calls so; all if none is named."""
+    known = {HF_NAMES[name].rpartition(".")[2]: name for name in TARGETS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"lora_target_modules must be some of {', '.join(known)}, got {name!r}.", "lora_target_modules"
+            )
+    return tuple(target for name, target in known.items() if not names or name in names)
 
 
 def _module(text: Any) -> tuple[str, str, str | None]:

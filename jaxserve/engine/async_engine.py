@@ -67,6 +67,7 @@ class AsyncLLM:
         self.tokenizer = started.tokenizer
         self.model_config = started.model_config
         self.model_name = started.model_name
+        self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.hidden_size = started.model_config.hidden_size
         self.startup_phases = started.phases
@@ -202,7 +203,12 @@ class AsyncLLM:
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return replace(self._engine.stats(), num_preparing=self._num_preparing, grammar_seconds=self._grammar_seconds)
+        return replace(
+            self._engine.stats(),
+            num_preparing=self._num_preparing,
+            grammar_seconds=self._grammar_seconds,
+            adapters=self.adapters.stats(),
+        )
 
     def check_health(self) -> None:
         """Raises EngineDeadError if the engine has stopped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from tqdm.auto import tqdm
@@ -175,7 +175,7 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""
-        return self.engine.stats()
+        return replace(self.engine.stats(), adapters=self.adapters.stats())
 
     def step_stats(self) -> dict[str, float]:
         """Where time and KV memory went since ``reset_step_stats``: all of a ``StepClock``, and ``host_seconds``."""

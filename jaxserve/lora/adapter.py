@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.errors import CorruptFileError, LoadError, MissingFileError, ShapeMismatchError, UnsupportedModelError
-from jaxserve.lora.layout import EMBED, Factors, Layout
+from jaxserve.lora.layout import EMBED, TARGETS, Factors, Layout
 from jaxserve.lora.peft import CONFIG, PeftSettings, read_settings
 from jaxserve.models.names import HF_NAMES
 from jaxserve.weights.digest import content_digest
@@ -134,7 +134,7 @@ def _pairs(reader: TensorReader, layout: Layout) -> Pairs:
 
 def _places(layout: Layout) -> dict[str, tuple[int, str]]:
     """Path of every module that adapters may change -> its layer and projection."""
-    inner = [name for p in layout.products.values() for name in p.parts]
+    inner = [name for name in layout.projections() if name in TARGETS]
     count = layout.model.num_layers
     places = {HF_NAMES[name].format(i=i): (i, name) for name in inner for i in range(count)}
     return places | {HF_NAMES[name]: (0, name) for name in ("embed", "lm_head")}
@@ -155,6 +155,8 @@ def _unknown(module: str, layout: Layout) -> str:
     if at is not None and int(at[1]) >= count:
         return f"the adapter changes layer {at[1]}, but the model has the layers 0 to {count - 1}"
     known = ", ".join(HF_NAMES[name].split(".")[-1] for name in layout.projections())
+    if len(layout.targets) < len(TARGETS):
+        return f"the adapter changes {module}; slots have room for {known} only (--lora-target-modules)"
     return f"the adapter changes {module}, which is none of what it may change: {known}"
 
 

@@ -58,7 +58,7 @@ class Bank:
     @property
     def num_slots(self) -> int:
         """n: slots that hold an adapter each."""
-        return int(self.products["qkv"].a.shape[0])
+        return int(next(iter(self.products.values())).a.shape[0])
 
     @property
     def num_bytes(self) -> int:

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from jaxserve.models.config import ModelConfig
 
-__all__ = ["EMBED", "LM_HEAD", "Array", "Factors", "Layout", "Piece", "Product", "TablePiece"]
+__all__ = ["EMBED", "LM_HEAD", "TARGETS", "Array", "Factors", "Layout", "Piece", "Product", "TablePiece"]
 
 Array = NDArray[Any]
 
 EMBED, LM_HEAD = "embed", "lm_head"
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+"""Projections of a layer."""
 
 _PIECE_BYTES = 4 << 20
 """What is copied to the device between two steps: a fraction of the time that a step takes."""
@@ -67,25 +69,28 @@ class Layout:
         model: the model.
         max_rank: R.
         dtype: of the factors, on host and device.
+        targets: projections of a layer that adapters may change, some of ``TARGETS``.
         has_tables: whether adapters may change the embedding and the output head.
     """
 
     model: ModelConfig
     max_rank: int
     dtype: np.dtype[Any]
+    targets: tuple[str, ...] = TARGETS
     has_tables: bool = False
 
     @property
     def products(self) -> dict[str, Product]:
-        """Those of every layer, by their name in the parameter tree."""
+        """Those of every layer that have a target in them, by their name in the parameter tree."""
         m = self.model
         heads, kv = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
-        return {
+        products = {
             "qkv": Product(m.hidden_size, {"q": heads, "k": kv, "v": kv}),
             "o": Product(heads, {"o": m.hidden_size}),
             "gate_up": Product(m.hidden_size, {"gate": m.intermediate_size, "up": m.intermediate_size}),
             "down": Product(m.intermediate_size, {"down": m.hidden_size}),
         }
+        return {name: product for name, product in products.items() if product.parts.keys() & set(self.targets)}
 
     @property
     def tables(self) -> dict[str, Product]:
@@ -99,9 +104,10 @@ class Layout:
         }
 
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of every projection by its name; for the embedding, tokens and outputs."""
+        """Inputs and outputs of what adapters may change, by name; for the embedding, tokens and outputs."""
         m = self.model
-        found = {name: (p.size_in, size) for p in self.products.values() for name, size in p.parts.items()}
+        parts = ((name, p.size_in, size) for p in self.products.values() for name, size in p.parts.items())
+        found = {name: (size_in, size) for name, size_in, size in parts if name in self.targets}
         return found | {EMBED: (m.vocab_size, m.hidden_size), LM_HEAD: (m.hidden_size, m.vocab_size)}
 
     @property

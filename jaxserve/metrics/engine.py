@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from jaxserve.config import CacheConfig
 from jaxserve.metrics.names import STEP_TOKEN_EDGES
-from jaxserve.outputs import EngineStats
+from jaxserve.outputs import AdapterStats, EngineStats
 from jaxserve.timings import Timings
 
 __all__ = ["EngineCollector"]
@@ -37,6 +38,8 @@ class EngineCollector(Collector):
         yield _timings(
             "grammar_compile_seconds", "Time that requests waited for a grammar.", None, {"": stats.grammar_seconds}
         )
+        if stats.adapters is not None:
+            yield from _adapters(stats.adapters)
 
     def _gauges(self, stats: EngineStats) -> Iterable[Metric]:
         padding = 1.0 - stats.last_step_tokens / stats.last_step_padded if stats.last_step_padded else 0.0
@@ -96,6 +99,21 @@ class EngineCollector(Collector):
         family = GaugeMetricFamily("cache_config_info", "How KV memory is laid out.", labels=tuple(settings))
         family.add_metric(tuple(settings.values()), 1)
         return family
+
+
+def _adapters(adapters: AdapterStats) -> Iterable[Metric]:
+    """vLLM's metric has the names in its labels, and the time as its value."""
+    labels = {
+        "max_lora": str(adapters.num_slots),
+        "waiting_lora_adapters": ",".join(adapters.waiting),
+        "running_lora_adapters": ",".join(adapters.running),
+    }
+    info = GaugeMetricFamily("lora_requests_info", "Adapters that requests have or wait for.", labels=tuple(labels))
+    info.add_metric(tuple(labels.values()), time.time())
+    yield info
+    evictions = {"": adapters.evictions_total}
+    yield _family(CounterMetricFamily, "lora_slot_evictions", "Adapters that gave up their slot.", None, evictions)
+    yield _timings("lora_load_seconds", "Request for a slot to adapter in it.", None, {"": adapters.load_seconds})
 
 
 def _family(

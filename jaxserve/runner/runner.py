@@ -205,6 +205,11 @@ class Runner:
         for leaf in jax.tree.leaves(held):
             leaf.delete()
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's weights on the device."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+
     # ------------------------------------------------------------------ warm-up
     def programs(self) -> list[tuple[Programs, Any]]:
         """Every program that serving may call, as (programs, key), the smallest first."""

@@ -11,6 +11,7 @@ one. Those that have it end, and the slot is the request's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from jaxserve.errors import LoadError
 from jaxserve.request import Request
 from jaxserve.scheduler.admission import Patience
+from jaxserve.timings import ADAPTER_EDGES, Timings
 
 __all__ = ["AdapterSlots", "AdapterSource"]
 
@@ -37,10 +39,11 @@ class AdapterSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One slot: whose it is, how many running requests hold it, and what is left to be copied (None: all of it)."""
+    """One slot: whose it is and since when, how many running requests hold it, and what is left to copy (None: all)."""
 
     number: int
     key: bytes | None = None
+    given_at: float = 0.0
     holders: int = 0
     wanted_by: Request | None = None
     pieces: list[Any] | None = None
@@ -62,6 +65,10 @@ class AdapterSlots:
         place: copies a piece into a slot, before the step that is being planned.
         refuse: ends a request whose adapter cannot be read.
         patience: how long the first request without a slot lets others overtake it.
+
+    Attributes:
+        evictions_total: adapters that gave up their slot to another one.
+        load_seconds: how long it took from the request for a slot until the adapter was in it.
     """
 
     holds_place = False
@@ -85,6 +92,13 @@ class AdapterSlots:
         self._closed: tuple[_Slot, Request] | None = None
         self._behind = False  # whether whoever is asked about comes after the one for whom a slot is closed
         self._clock = 0
+        self.evictions_total = 0
+        self.load_seconds = Timings(ADAPTER_EDGES)
+
+    @property
+    def held(self) -> set[bytes]:
+        """Adapters of running requests; may be read from any thread."""
+        return {slot.key for slot in self._slots if slot.key is not None and slot.holders}
 
     @property
     def resident(self) -> dict[bytes, int]:
@@ -161,9 +175,10 @@ class AdapterSlots:
     def _give(self, slot: _Slot, request: Request) -> None:
         if slot.key is not None:
             del self._by_key[slot.key]
+            self.evictions_total += self._source.is_live(slot.key)
         assert request.adapter is not None
         slot.key, slot.wanted_by, slot.pieces, slot.is_ready = request.adapter, request, None, False
-        slot.used_at = self._clock
+        slot.used_at, slot.given_at = self._clock, time.monotonic()
         self._by_key[request.adapter] = slot
 
     def _fill(self, slot: _Slot, *, whole: bool) -> bool:
@@ -187,4 +202,5 @@ class AdapterSlots:
         del slot.pieces[:count]
         if not slot.pieces:
             slot.pieces, slot.is_ready = None, True
+            self.load_seconds.add(time.monotonic() - slot.given_at)
         return True

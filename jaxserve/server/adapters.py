@@ -1,5 +1,5 @@
-"""Adapters while the server runs: ``POST /v1/load_lora_adapter``, ``POST /v1/unload_lora_adapter`` (names and bodies as
-vLLM has them) and ``GET /v1/lora_adapters``."""
+"""Adapters while the server runs: ``POST /v1/load_lora_adapter``, ``POST /v1/unload_lora_adapter`` (names, bodies and
+answers as vLLM has them) and ``GET /v1/lora_adapters``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from jaxserve.errors import LoadError, RequestError
+from jaxserve.errors import LoadError, MissingFileError, ModelNotFoundError, RequestError
 from jaxserve.outputs import AdapterInfo
 from jaxserve.server.compatibility import strip
 from jaxserve.server.jsonio import read_object, respond
@@ -56,21 +56,23 @@ def routes(engine: Engine, models: ServedModels) -> list[Route]:
         body = _Load.parse(await read_object(request))
         models.check_adapter_name(body.lora_name)
         try:
-            info = await run_in_threadpool(
+            await run_in_threadpool(
                 engine.adapters.load,
                 body.lora_name,
                 body.lora_path,
                 base_model=body.base_model_name,
                 replace=body.load_inplace,
             )
+        except MissingFileError as error:
+            raise ModelNotFoundError(str(error), "lora_path") from error
         except LoadError as error:
             raise RequestError(str(error), "lora_path") from error
-        return respond(_shown(info))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(request: Request) -> Response:
         body = _Unload.parse(await read_object(request))
         await run_in_threadpool(engine.adapters.unload, body.lora_name, wait=body.timeout if body.wait else None)
-        return respond({"lora_name": body.lora_name, "object": "lora_adapter", "deleted": True})
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def listed(request: Request) -> Response:
         adapters = engine.adapters

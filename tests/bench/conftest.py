@@ -11,11 +11,15 @@ import pytest
 from jaxserve.blocks import make_blocks
 from jaxserve.config import EngineConfig
 from jaxserve.engine import Engine
+from jaxserve.engine.adapters import EngineAdapters, NoAdapters, ServedAdapters
 from jaxserve.engine.drafts import open_drafts
 from jaxserve.engine.speculation import make_speculation, resolve
 from jaxserve.engine.startup import Started
+from jaxserve.lora.store import AdapterStore
+from jaxserve.runner import Runner
 from jaxserve.scheduler import Scheduler
 from tests.engine.tiny import start_tiny
+from tests.equivalence.adapted import LAYOUT
 from tests.equivalence.harness import BACKEND, CONTEXT, MODEL, shared_runner
 from tests.server.conftest import serve
 
@@ -58,6 +62,12 @@ class FoldedTokenizer:
         return getattr(self._inner, name)
 
 
+def _served(config: EngineConfig, runner: Runner) -> ServedAdapters:
+    """Adapters for the tiny model, of the rank that its shared runner has room for."""
+    store = AdapterStore(LAYOUT, max_host=config.lora.max_loras)
+    return ServedAdapters(store, runner.adapters, config.lora.max_loras)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """Configurations of the engines that were started, which are tiny ones."""
@@ -66,21 +76,24 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     def start(config: EngineConfig, on_progress: Any = None) -> Started:
         configs.append(config)
         tiny = start_tiny()
+        speculative = resolve(config.speculative, max_tokens=CONTEXT)
+        drafts = open_drafts(speculative, config.model, tiny.tokenizer, tiny.model_config)
+        proposer = drafts.propose("float32", BACKEND) if speculative else None
+        slots = config.lora.max_loras if config.lora.enable_lora else 0
+        runner = shared_runner(60, 8, CONTEXT, 4, proposer, num_slots=slots)
+        adapters: EngineAdapters = _served(config, runner) if slots else NoAdapters()
         # One runner for all: its pool is larger than what the scheduler is told of.
         scheduler = Scheduler(
             config.scheduler,
             make_blocks(config.cache, config.cache.num_gpu_blocks_override or 60, CONTEXT),
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 32,
             max_num_seqs=config.scheduler.max_num_seqs or 4,
+            admission=adapters.admission(lambda request_id: engine.finish(request_id)),
         )
-        speculative = resolve(config.speculative, max_tokens=CONTEXT)
-        drafts = open_drafts(speculative, config.model, tiny.tokenizer, tiny.model_config)
-        proposer = drafts.propose("float32", BACKEND) if speculative else None
-        runner = shared_runner(60, 8, CONTEXT, 4, proposer)
         scheduler.speculation = make_speculation(speculative, runner.buckets, runner.proposer)
         engine = Engine(scheduler, runner, depth=1)
         tokenizer: Any = FoldedTokenizer(tiny.tokenizer)
-        return replace(tiny, config=config, engine=engine, tokenizer=tokenizer)
+        return replace(tiny, config=config, engine=engine, tokenizer=tokenizer, adapters=adapters)
 
     monkeypatch.setattr("jaxserve.engine.llm.start", start)
     monkeypatch.setattr("jaxserve.engine.async_engine.start", start)

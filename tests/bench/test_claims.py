@@ -37,6 +37,7 @@ TINY = Sizes(
     chunk=8,
     copied=(24, 20),
     batches=(1, 2),
+    tunes=1,  # several engines at once would have one runner here
 )
 
 
@@ -122,6 +123,35 @@ def test_speculation_is_compared_with_plain_decoding(started: list[EngineConfig]
     assert [way["speculative_model"] for way in ways] == [None, "[ngram]"]
 
 
+@pytest.fixture
+def few_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines with slots have four of them, so that they share a runner."""
+    for name, count in {"_ROWS": 4, "_HELD": 4, "_SLOTS": 4, "_LOADED": 5, "_PAUSE": 0.01}.items():
+        monkeypatch.setattr(f"jaxserve.bench.claims.lora.{name}", count)
+
+
+@pytest.mark.usefixtures("few_adapters")
+def test_adapters_are_compared_with_engines_and_with_none(started: list[EngineConfig]) -> None:
+    config = EngineConfig.from_flat({"block_size": 8, "max_lora_rank": 4})
+    claims = choose("lora-servers,lora-unused,lora-memory,lora-loading")
+    servers, unused, memory, loading = check_claims(config, claims, TINY, 1, lambda line: None)
+    assert [config.lora.enable_lora for config in started[:2]] == [False, True]
+    off, on = servers.medians.values()
+    assert 0 < off["weights and adapters"] < on["weights and adapters"]  # of one fine-tune
+    assert not servers.checks[0].holds
+    for outcome in (servers, unused):
+        assert all(figures["tokens/s"] > 0 for figures in outcome.medians.values())
+    off, on = memory.medians.values()
+    assert (off["slots"], off["all"]) == (0, off["weights"])
+    assert on["weights"] == off["weights"]
+    assert on["all"] > on["weights"] + on["slots"]
+    for figures in loading.medians.values():
+        assert 0 < figures["median gap"] <= figures["p99 gap"] <= figures["longest gap"]
+        assert figures["until an answer"] > 0
+    assert loading.medians["resident"]["loads"] == 0
+    assert loading.medians["loading"]["loads"] == 5
+
+
 @pytest.mark.parametrize(("asked", "seats"), [(None, 16), (4, 9), (12, 12)])
 def test_long_prompts_find_a_seat_beside_the_streams(asked: int | None, seats: int) -> None:
     config = claims_config(EngineConfig.from_flat({"max_num_seqs": asked}), FULL)
@@ -164,6 +194,7 @@ def test_claims_are_chosen_by_name() -> None:
     assert [claim.name for claim in choose(None)] == list(CLAIMS)
     assert [claim.name for claim in choose("prefix-caching, paged-kv")] == ["prefix-caching", "paged-kv"]
     assert [claim.name for claim in choose("paged-kv, paged-kv")] == ["paged-kv"]
+    assert {claim.name for claim in choose("lora")} == {name for name in CLAIMS if name.startswith("lora-")}
     with pytest.raises(ConfigError, match="there is no claim 'speed'; there are paged-kv, continuous-batching"):
         choose("speed")
 

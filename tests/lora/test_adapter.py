@@ -49,6 +49,16 @@ def test_factors_are_those_of_the_file_and_the_scale(folder: Path) -> None:
     np.testing.assert_array_equal(up.b, 2 * held[f"{stem}B.weight"].T)  # alpha 8, rank 4
 
 
+def test_slots_may_have_room_for_some_projections_only(folder: Path, tmp_path: Path) -> None:
+    narrow = layout(targets=("q", "v"))
+    assert list(narrow.products) == ["qkv"]
+    assert narrow.slot_bytes < layout().slot_bytes / 3
+    with pytest.raises(LoadError, match=r"slots have room for q_proj, v_proj, .* only \(--lora-target-modules\)"):
+        read_adapter(folder, narrow)
+    held = make_adapter(tmp_path / "narrow", 3, targets=["v_proj", "q_proj"])
+    assert read_adapter(held, narrow).targets == ("q", "v")
+
+
 def test_the_key_is_of_the_content(folder: Path, tmp_path: Path) -> None:
     key = read_adapter(folder, layout()).key
     same = make_adapter(tmp_path / "b", 1)

@@ -42,6 +42,10 @@ def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> None:
         long = asyncio.create_task(whole(engine, "a", 40))
         while not any(info.num_requests for info in engine.adapters.infos()):
             await asyncio.sleep(0.001)
+        while not (stats := engine.stats().adapters) or stats.running != ("a",):
+            await asyncio.sleep(0.001)
+        assert (stats.num_slots, stats.waiting, stats.evictions_total) == (3, (), 0)
+        assert stats.load_seconds.cumulative()[-1] == ("+Inf", 2)
         with pytest.raises(RequestError, match="is used by 1 requests"):
             engine.adapters.unload("a")
         # Replaced: the request that runs keeps its version, new ones have the other at once.

@@ -157,7 +157,8 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
     assert len({tuple(output) for output in expected}) == 4
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     small = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8, "max_loras": 2}
-    with LLM(base, lora_embeddings=True, lora_dir=str(tmp_path), **small) as llm:
+    room: dict[str, Any] = {"lora_embeddings": True, "lora_target_modules": ["q_proj"]}
+    with LLM(base, lora_dir=str(tmp_path), **room, **small) as llm:
         adapters = [None if name is None else LoRARequest(name, 1) for name in asked]
         outputs = llm.generate(PROMPTS[:1] * 4, params, lora_request=adapters, use_tqdm=False)
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
@@ -170,6 +171,8 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
         ({"lora_modules": ["sql"]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": [{"name": "a", "rank": 3}]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": ["a=/nothing"]}, "--lora-modules a: There is no adapter '/nothing'"),
+        ({"enable_lora": False, "lora_target_modules": ["q_proj"]}, "lora_target_modules has no effect without"),
+        ({"lora_target_modules": ["q"]}, "lora_target_modules must be some of q_proj, .*, down_proj, got 'q'"),
         ({"lora_dir": "/nothing"}, "lora_dir must be a folder, got '/nothing'"),
         ({"max_loras": 10**6}, "max_loras must be an integer from 1 to 1024"),
         ({"max_lora_rank": 0}, "max_lora_rank must be an integer from 1 to 512"),

@@ -222,6 +222,8 @@ def test_the_least_recently_used_adapter_gives_way_and_one_without_a_name_first(
     engine.run()
     assert set(engine.slots.resident) == {key(2), key(3), key(4)}
     assert source.fetched == [key(0), key(1), key(2), key(3), key(4)]
+    assert engine.slots.evictions_total == 1  # who has no name any more has nothing to lose
+    assert engine.slots.load_seconds.cumulative()[-1] == ("+Inf", 5)
 
 
 def test_a_request_whose_adapter_cannot_be_read_ends_and_frees_the_slot() -> None:

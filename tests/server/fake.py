@@ -14,6 +14,7 @@ import numpy as np
 from jaxserve.config import EngineConfig
 from jaxserve.errors import (
     EngineDeadError,
+    MissingFileError,
     ModelNotFoundError,
     PromptTooLongError,
     QueueFullError,
@@ -22,6 +23,7 @@ from jaxserve.errors import (
 )
 from jaxserve.outputs import (
     AdapterInfo,
+    AdapterStats,
     CompletionOutput,
     EngineStats,
     Logprob,
@@ -30,7 +32,7 @@ from jaxserve.outputs import (
     SpeculationStats,
 )
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.timings import STEP_EDGES, Timings
+from jaxserve.timings import ADAPTER_EDGES, STEP_EDGES, Timings
 
 EOS = 256
 SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
@@ -84,7 +86,7 @@ class FakeTokenizer:
 
 @dataclass
 class FakeAdapters:
-    """See ``jaxserve.server.protocol.Adapters``: a path is served unless it begins with ``bad``."""
+    """See ``jaxserve.server.protocol.Adapters``: a path is served unless it begins with ``bad`` or ``gone``."""
 
     num_slots: int = 2
     num_bytes: int = 4096
@@ -92,6 +94,11 @@ class FakeAdapters:
     lazy: frozenset[str] = frozenset()
     waits: list[float | None] = field(default_factory=list)
     used: list[str | None] = field(default_factory=list)
+
+    def stats(self) -> AdapterStats:
+        loads = Timings(ADAPTER_EDGES)
+        loads.add(0.02)
+        return AdapterStats(self.num_slots, ("sql", "pirate"), ("notes",), 7, loads)
 
     def has(self, name: str) -> bool:
         return name in self.known or name in self.lazy
@@ -102,6 +109,8 @@ class FakeAdapters:
     def load(self, name: str, path: str, *, base_model: str | None = None, replace: bool = False) -> AdapterInfo:
         if name in self.known and not replace:
             raise RequestError(f"lora_name {name!r} is loaded already.", "lora_name")
+        if path.startswith("gone"):
+            raise MissingFileError(f"There is no adapter {path!r}.")
         if path.startswith("bad"):
             raise UnsupportedModelError(f"{path}: the adapter is a DoRA adapter (use_dora).")
         self.known[name] = AdapterInfo(name, path, base_model, path.encode().hex(), 8, ("q", "v"), 512, True, 0, 1)
@@ -258,6 +267,7 @@ class FakeEngine:
             last_step_drafts=1.5,
             step_sizes={1: 4, 6: 2, 20000: 1},
             speculation=SpeculationStats(3, 12, 5, [3, 2], {"no gain": 2}),
+            adapters=self.adapters.stats(),
         )
 
     def check_health(self) -> None:

@@ -22,8 +22,17 @@ async def post(client: httpx.AsyncClient, path: str, status: int = 200, **body: 
     return found
 
 
+async def load(client: httpx.AsyncClient, name: str, path: str, **more: Any) -> dict[str, Any]:
+    """Load an adapter, and return how it is listed."""
+    answer = await client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, **more})
+    assert (answer.status_code, answer.text) == (200, f"Success: LoRA adapter '{name}' added successfully.")
+    listed = (await client.get("/v1/lora_adapters")).json()["data"]
+    found: dict[str, Any] = next(adapter for adapter in listed if adapter["lora_name"] == name)
+    return found
+
+
 async def test_a_model_s_name_picks_the_adapter(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    shown = await post(client, "/v1/load_lora_adapter", lora_name="sql-expert", lora_path="org/sql")
+    shown = await load(client, "sql-expert", "org/sql")
     assert (shown["lora_name"], shown["rank"], shown["bytes"], shown["slot"]) == ("sql-expert", 8, 512, 1)
     messages = [{"role": "user", "content": "x"}]
     answer = await post(client, "/v1/chat/completions", model="sql-expert", messages=messages)
@@ -34,7 +43,7 @@ async def test_a_model_s_name_picks_the_adapter(client: httpx.AsyncClient, engin
 
 
 async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient) -> None:
-    await post(client, "/v1/load_lora_adapter", lora_name="a/b", lora_path="org/x", base_model_name="base")
+    await load(client, "a/b", "org/x", base_model_name="base")
     base, adapter = (await client.get("/v1/models")).json()["data"]
     assert (base["id"], base["parent"], base["root"]) == ("fake-model", None, "fake-model")
     assert (adapter["id"], adapter["parent"], adapter["root"]) == ("a/b", "fake-model", "org/x")
@@ -47,7 +56,7 @@ async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient)
 
 
 async def test_an_unknown_name_is_told_the_nearest(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    await post(client, "/v1/load_lora_adapter", lora_name="sql-expert", lora_path="org/sql")
+    await load(client, "sql-expert", "org/sql")
     error = (await post(client, "/v1/completions", 404, model="sql-exprt", prompt="x"))["error"]
     assert error["message"].endswith("served are: 'fake-model', 'sql-expert'. Did you mean 'sql-expert'?")
     engine.adapters.lazy = frozenset({"lazy"})
@@ -59,13 +68,15 @@ async def test_what_cannot_be_loaded_says_why(client: httpx.AsyncClient) -> None
     error = (await post(client, "/v1/load_lora_adapter", 400, lora_name="a", lora_path="bad/x"))["error"]
     assert (error["param"], error["type"]) == ("lora_path", "BadRequestError")
     assert "DoRA" in error["message"]
+    error = (await post(client, "/v1/load_lora_adapter", 404, lora_name="a", lora_path="gone/x"))["error"]
+    assert (error["param"], error["type"]) == ("lora_path", "NotFoundError")
     assert (await client.get("/v1/lora_adapters")).json()["data"] == []
     error = (await post(client, "/v1/load_lora_adapter", 400, lora_name="fake-model", lora_path="x"))["error"]
     assert error["message"] == "lora_name 'fake-model' is a name of the base model."
-    await post(client, "/v1/load_lora_adapter", lora_name="a", lora_path="x")
+    await load(client, "a", "x")
     error = (await post(client, "/v1/load_lora_adapter", 400, lora_name="a", lora_path="y"))["error"]
     assert "loaded already" in error["message"]
-    again = await post(client, "/v1/load_lora_adapter", lora_name="a", lora_path="y", load_inplace=True)
+    again = await load(client, "a", "y", load_inplace=True)
     assert again["lora_path"] == "y"
 
 
@@ -91,8 +102,9 @@ async def test_bodies_are_checked(client: httpx.AsyncClient, path: str, body: di
 
 async def test_unloading_refuses_or_waits(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for body, waited in (({}, None), ({"wait": True}, 60.0), ({"wait": True, "timeout": 2.5}, 2.5)):
-        await post(client, "/v1/load_lora_adapter", lora_name="a", lora_path="x")
-        assert (await post(client, "/v1/unload_lora_adapter", lora_name="a", **body))["deleted"] is True
+        await load(client, "a", "x")
+        answer = await client.post("/v1/unload_lora_adapter", json={"lora_name": "a", **body})
+        assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'a' removed successfully.")
         assert engine.adapters.waits[-1] == waited
     assert (await post(client, "/v1/unload_lora_adapter", 404, lora_name="a"))["error"]["param"] == "lora_name"
 

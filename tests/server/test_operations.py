@@ -87,6 +87,16 @@ async def test_drafts_are_counted(client: httpx.AsyncClient) -> None:
     assert await sample(client, "jaxserve:spec_k") == 1.5
 
 
+async def test_adapters_and_their_slots_are_scraped(client: httpx.AsyncClient) -> None:
+    shown = (await client.get("/metrics")).text
+    labels = 'max_lora="2",model_name="fake-model",running_lora_adapters="sql,pirate",waiting_lora_adapters="notes"'
+    assert f'vllm:lora_requests_info{{engine="0",{labels}}}' in shown
+    assert await sample(client, "jaxserve:lora_slot_evictions_total") == 7
+    assert await sample(client, "jaxserve:lora_load_seconds_bucket", le="0.01") == 0
+    assert await sample(client, "jaxserve:lora_load_seconds_bucket", le="0.025") == 1
+    assert "vllm:lora_load_seconds" not in shown
+
+
 async def test_step_sizes_become_a_histogram(client: httpx.AsyncClient) -> None:
     name = "vllm:iteration_tokens_total"
     assert await sample(client, f"{name}_bucket", le="1.0") == 4

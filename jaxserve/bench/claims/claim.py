@@ -11,9 +11,24 @@ from typing import Any
 from jaxserve.bench.workloads import Text, corpus
 from jaxserve.config import EngineConfig
 from jaxserve.engine import LLM, AsyncLLM
+from jaxserve.outputs import RequestOutput
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["Check", "Claim", "Figure", "Figures", "Measure", "Outcome", "Sizes", "Ways", "exactly", "offline", "online"]
+__all__ = [
+    "Check",
+    "Claim",
+    "Figure",
+    "Figures",
+    "Measure",
+    "Outcome",
+    "Sizes",
+    "Ways",
+    "decoding",
+    "exactly",
+    "offline",
+    "online",
+    "tokens_of",
+]
 
 Figures = Mapping[str, float]
 Ways = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -37,6 +52,7 @@ class Sizes:
         long, num_long: (prompt, output) of a long request, and how many come, one after the other.
         chunk: most tokens of a step with chunked prefill, unless the configuration says.
         copied, batches: a text that is to be copied and how much is written of it, in tokens, and how many at once.
+        tunes: fine-tunes that have an engine each, or are adapters of one.
     """
 
     context: int
@@ -53,6 +69,7 @@ class Sizes:
     chunk: int
     copied: tuple[int, int]
     batches: tuple[int, ...]
+    tunes: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +141,7 @@ def offline(
     @contextmanager
     def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
         with LLM(**config.flat()) as llm:
-            tokens = _corpus(llm)
+            tokens = tokens_of(llm)
             llm.generate([tokens[:8]], exactly(4), use_tqdm=False)
 
             def parts(seed: int) -> Iterator[Figures]:
@@ -154,7 +171,7 @@ def online(
                 return await measure(llm, sizes, Text(tokens, seed))
 
             try:
-                tokens = _corpus(llm)
+                tokens = tokens_of(llm)
                 runner.run(warm_up())
                 yield lambda seed: iter([runner.run(once(seed))])
             finally:
@@ -163,5 +180,13 @@ def online(
     return session
 
 
-def _corpus(llm: LLM | AsyncLLM) -> tuple[int, ...]:
+def decoding(outputs: Sequence[RequestOutput]) -> tuple[int, float]:
+    """Of a batch: tokens after the first ones, and seconds from its first token to its last."""
+    first = min(output.metrics.first_token_at for output in outputs)
+    seconds = max(output.metrics.finished_at for output in outputs) - first
+    return sum(len(output.outputs[0].token_ids) - 1 for output in outputs), seconds
+
+
+def tokens_of(llm: LLM | AsyncLLM) -> tuple[int, ...]:
+    """The corpus as its model reads it."""
     return corpus(lambda text: llm.tokenizer.encode(text, add_special_tokens=False))

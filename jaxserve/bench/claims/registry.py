@@ -9,7 +9,18 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, exactly, offline, online
+from jaxserve.bench.claims.claim import (
+    Check,
+    Claim,
+    Figure,
+    Figures,
+    Sizes,
+    Ways,
+    exactly,
+    offline,
+    online,
+)
+from jaxserve.bench.claims.lora import LORA
 from jaxserve.bench.claims.speculation import SPECULATION
 from jaxserve.bench.records import percentile
 from jaxserve.bench.workloads import Text, mixed_lengths
@@ -34,6 +45,7 @@ FULL = Sizes(
     chunk=512,
     copied=(256, 96),
     batches=(1, 8, 32),
+    tunes=3,
 )
 QUICK = replace(
     FULL,
@@ -217,5 +229,6 @@ CLAIMS: Mapping[str, Claim] = {
             _less("p99 gap", "the worst gaps are shorter (ms)"),
         ),
         SPECULATION,
+        *LORA,
     )
 }

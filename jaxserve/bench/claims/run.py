@@ -25,11 +25,19 @@ _KV_SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 
 
 def choose(names: str | None) -> list[Claim]:
-    """The claims of these names, with commas; None is all. ConfigError: there is none of a name."""
-    wanted = list(CLAIMS) if names is None else [name.strip() for name in names.split(",")]
-    if unknown := [name for name in wanted if name not in CLAIMS]:
-        raise ConfigError(f"there is no claim {unknown[0]!r}; there are {', '.join(CLAIMS)}.")
-    return [CLAIMS[name] for name in dict.fromkeys(wanted)]
+    """The claims of these names, with commas; None is all, and ``lora`` those that begin with ``lora-``.
+
+    ConfigError: there is none of a name.
+    """
+    if names is None:
+        return list(CLAIMS.values())
+    found: dict[str, Claim] = {}
+    for name in (name.strip() for name in names.split(",")):
+        meant = {known: claim for known, claim in CLAIMS.items() if known == name or known.startswith(f"{name}-")}
+        if not meant:
+            raise ConfigError(f"there is no claim {name!r}; there are {', '.join(CLAIMS)}.")
+        found |= meant
+    return list(found.values())
 
 
 def claims_config(config: EngineConfig, sizes: Sizes) -> EngineConfig:

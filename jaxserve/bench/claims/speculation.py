@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from itertools import cycle
 
-from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, offline
+from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, decoding, offline
 from jaxserve.bench.workloads import Text
 from jaxserve.config import EngineConfig, SpeculativeConfig
 from jaxserve.engine import LLM
@@ -106,9 +106,9 @@ def _rate(llm: LLM, batches: Sequence[Sequence[tuple[int, ...]]], params: Sampli
     num_tokens, seconds = 0, 0.0
     for batch in batches:
         outputs = llm.generate(list(batch), params, use_tqdm=False)
-        num_tokens += sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
-        first = min(output.metrics.first_token_at for output in outputs)
-        seconds += max(output.metrics.finished_at for output in outputs) - first
+        new, spent = decoding(outputs)
+        num_tokens += new
+        seconds += spent
     return num_tokens / seconds
 
 
