@@ -10,7 +10,7 @@
 # PyTorch's index of CPU wheels in PIP_EXTRA_INDEX_URL.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check clean
+.PHONY: help venv serve test test-clients check clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -24,6 +24,7 @@ CREATED := $(VENV)/.stamp-created
 RUNTIME := $(VENV)/.stamp-runtime
 DEVELOP := $(VENV)/.stamp-develop
 CUDA_AOT := $(VENV)/.stamp-cuda-aot
+CLIENTS := $(VENV)/clients
 
 # An environment keeps the interpreter that made it; asking for another one must not pass unnoticed.
 version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -38,6 +39,7 @@ endif
 help:
 	@echo "make serve   set up and serve $(MODEL) at http://127.0.0.1:8000 (MODEL=..., ARGS=\"--port 9000\")"
 	@echo "make test    set up, run static checks and all tests (ARGS=\"-k prefix\" is handed to pytest)"
+	@echo "make test-clients  set up clients that others wrote in an environment of their own, and run them against the server"
 	@echo "make check   set up, run static checks only"
 	@echo "make venv    set up what serving needs, in $(VENV)"
 	@echo "make clean   remove caches and build products; $(VENV) stays"
@@ -51,6 +53,9 @@ serve: $(RUNTIME)
 # ARGS="-n 0" runs them in one process.
 test: check $(CUDA_AOT)
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs $(WORKERS) $(ARGS)
+
+test-clients: $(CLIENTS)/.stamp
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(CLIENTS)/bin/python -m pytest -q -rs -m clients tests/clients $(ARGS)
 
 check: $(DEVELOP)
 	PYTHON=$(VENV)/bin/python tools/check
@@ -89,3 +94,15 @@ $(CUDA_AOT): $(DEVELOP)
 	@echo "Installing a compiler for NVIDIA GPUs in $(VENV)/cuda-aot"
 	@if $(VENV)/bin/python tools/compile_kernels.py --install; then touch $@; \
 	    else echo "No compiler for NVIDIA GPUs: the tests that compile kernels for them will be skipped." >&2; fi
+
+# Clients have dependencies of their own, which are not to replace those of the package: their environment looks into the other
+# one for what it lacks, but only once they are installed.
+$(CLIENTS)/.stamp: $(DEVELOP) tests/clients/requirements.txt
+	@echo "Installing clients that others wrote in $(CLIENTS) (a few minutes)"
+	$(VENV)/bin/python -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(CLIENTS) openai; \
+	    else echo "No npm: the test of OpenAI's client for Node will be skipped." >&2; fi
+	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	@touch $@

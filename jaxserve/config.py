@@ -265,9 +265,18 @@ class ServerConfig(HttpConfig):
         "How the model marks what it thinks before it answers; none leaves that in the answer.",
         choices=("none", "deepseek_r1", "qwen3", "think"),
     )
+    pooling: str = _flag(
+        "last",
+        "What /v1/embeddings makes of a prompt's hidden states, where a request does not say.",
+        choices=("last", "mean"),
+    )
+    max_stored_responses: int = _flag(
+        1000, "Responses of /v1/responses that are kept for retrieval and to go on from; 0 keeps none."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _integer(self, "max_stored_responses", 0)
         if "" in self.served_model_name:
             raise ConfigError("served_model_name must not hold an empty string.", "served_model_name")
 

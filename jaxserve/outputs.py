@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jaxserve.plan import TokenLogprobs
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.plan import PromptPart, TokenLogprobs
 from jaxserve.request import FinishReason
 from jaxserve.timings import GRAMMAR_EDGES, Timings
 
@@ -13,10 +16,12 @@ __all__ = [
     "AdapterInfo",
     "AdapterStats",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineStats",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "ScoringOutput",
     "SpeculationStats",
     "TokenEvent",
 ]
@@ -36,6 +41,7 @@ class TokenEvent:
         scheduled_at: ``time.monotonic()`` of first admission.
         num_preemptions: how often it was preempted so far.
         num_drafts, num_accepted: drafts verified to get these tokens, and how many of the tokens are such drafts.
+        part: what was read of its prompt, None for nothing.
         error: message, if ``finish`` is ERROR.
     """
 
@@ -49,6 +55,7 @@ class TokenEvent:
     num_preemptions: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    part: PromptPart | None = None
     error: str | None = None
 
 
@@ -149,6 +156,9 @@ class RequestOutput:
         outputs: one entry per completion; while streaming, only those with something new.
         finished: all completions have ended.
         num_cached_tokens: prompt tokens that the prefix cache supplied.
+        prompt_logprobs: per prompt token a dict token id -> Logprob, None for the first one; None if they were not
+            asked, and in the later parts of a stream.
+        embedding: float32 [E], what the model makes of the prompt, if that was asked.
     """
 
     request_id: str
@@ -158,6 +168,26 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    embedding: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    """What the model makes of a prompt: float32 [E], or as many dimensions as were asked."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How likely a text is after another: the mean log probability of its tokens."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    score: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,22 @@ Both sides are plain host data: no jax here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["DEVICE_TOKEN", "NO_DRAFTS", "BlockCopy", "Drafts", "RowPlan", "StepPlan", "StepResult", "TokenLogprobs"]
+__all__ = [
+    "DEVICE_TOKEN",
+    "NO_DRAFTS",
+    "BlockCopy",
+    "Drafts",
+    "PromptPart",
+    "PromptRead",
+    "RowPlan",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]
 
 DEVICE_TOKEN = -1
 """Stands in ``RowPlan.tokens`` for the token that the step in flight will sample: its id is on the device only."""
@@ -41,6 +53,26 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRead:
+    """What is to be read of a row's first tokens, which are of its prompt.
+
+    Attributes:
+        num_tokens: how many.
+        completes: whether they are the last of the prompt.
+        targets: ids of the tokens that follow them in the prompt, if their log probabilities are wanted; else empty.
+        num_top: how many of the likeliest tokens are wanted with each.
+        pooling: what to make of their hidden states: "mean" adds them up, "last" takes that of the prompt's last token,
+            "" nothing.
+    """
+
+    num_tokens: int
+    completes: bool
+    targets: tuple[int, ...] = ()
+    num_top: int = 0
+    pooling: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RowPlan:
     """One request's share of a step.
 
@@ -58,6 +90,7 @@ class RowPlan:
         block_ids: the request's block table.
         params, seed: how to sample.
         adapter_slot: slot of its adapter, 0 for the base model.
+        read: what is wanted of its tokens beside their KV, None for nothing.
         private: nothing that the request generates may help to guess what others do.
     """
 
@@ -76,6 +109,7 @@ class RowPlan:
     seed: int
     adapter_slot: int = 0
     private: bool = False
+    read: PromptRead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +153,23 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What a step read of a prompt.
+
+    Attributes:
+        start: position of the first token that was read; 0 begins anew.
+        logprobs: of the tokens from ``start + 1`` on, if they were wanted.
+        pooled: [E] numpy float64, the sum of hidden states or the last one; None for none.
+        completes: nothing of the prompt is left to read.
+    """
+
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+    pooled: Any
+    completes: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step sampled, in the order of ``StepPlan.rows``.
 
@@ -126,8 +177,10 @@ class StepResult:
         tokens: per row the sampled token ids, empty where ``samples`` is False; more than one with accepted drafts.
         logprobs: per row one entry per token, or None where not asked.
         drafts: per row the drafts that were proposed to follow its tokens; empty if nobody proposes.
+        parts: per row what was read of its prompt, or None; empty if nobody wanted anything.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...]
     drafts: tuple[Drafts, ...] = ()
+    parts: tuple[PromptPart | None, ...] = ()

@@ -54,6 +54,8 @@ class Request:
         adapter_slot: slot of its adapter while it runs, else 0, as for the base model.
         cached: prompt tokens that the prefix cache supplied at first admission.
         preemptions: how often it lost its blocks.
+        pooling: what is made of the prompt's hidden states: "mean", "last", or "" for nothing.
+        is_read: all that is wanted of its prompt beside the KV is known.
         constraint: what its next token may be (see ``structured``), None for anything.
         scheduled_at: ``time.monotonic()`` of first admission, 0.0 before.
         finish, stop_reason: why it ended, and the stop token id if one did it.
@@ -81,10 +83,17 @@ class Request:
     adapter_slot: int = 0
     cached: int = 0
     preemptions: int = 0
+    pooling: str = ""
+    is_read: bool = False
     constraint: Any = None
     scheduled_at: float = 0.0
     finish: FinishReason | None = None
     stop_reason: int | None = None
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its prompt must be computed even where its KV is known: something else is wanted of it."""
+        return not self.is_read and (self.params.prompt_logprobs is not None or bool(self.pooling))
 
     @property
     def known(self) -> int:

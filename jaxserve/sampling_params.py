@@ -29,11 +29,13 @@ _MAX_CHOICES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """What the text of an output must look like: exactly one of the first five, which have vLLM's names.
+    """What the text of an output must look like: exactly one of the first six, which have vLLM's names.
 
     Attributes:
         json: a JSON schema, as an object or as text; the output is JSON that satisfies it.
         json_object: the output is a JSON object, whatever it holds.
+        structural_tag: ``{"structures": [{"begin", "schema", "end"}], "triggers": [text]}``, as an object or as text:
+            the output is free, but where a trigger appears, a structure follows that begins with it.
         regex: the whole output matches this regular expression (without look-around).
         choice: the output is one of these texts.
         grammar: a context-free grammar, in Lark's form as llguidance extends it, or in GBNF.
@@ -50,6 +52,7 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -86,14 +89,16 @@ class StructuredOutputsParams:
             for text in self.choice:
                 if not isinstance(text, str) or not text:
                     raise _unstructured("choice", f"must hold non-empty strings, got {_shown(text)}")
+        if isinstance(self.structural_tag, str):
+            object.__setattr__(self, "structural_tag", _parsed(self.structural_tag, "structural_tag"))
         if isinstance(self.json, str):
-            object.__setattr__(self, "json", _parsed(self.json))
+            object.__setattr__(self, "json", _parsed(self.json, "json"))
         if self.json is not None and not isinstance(self.json, dict | bool):
             raise _unstructured("json", f"must be a JSON schema (an object), got {_shown(self.json)}")
 
     @property
     def kind(self) -> str:
-        """Which of the five it is."""
+        """Which of the six it is."""
         return next(name for name in _STRUCTURES if getattr(self, name) is not None)
 
     @property
@@ -108,7 +113,7 @@ class StructuredOutputsParams:
             raise _unstructured(self.kind, f"cannot be written as JSON: {error}") from None
 
 
-_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
+_STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,10 @@ class SamplingParams:
         stop: strings that end the output; the one that completes earliest wins.
         stop_token_ids: token ids that end the output.
         ignore_eos: do not end at the model's end-of-sequence tokens.
-        min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length.
+        min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length. With
+            ``prompt_logprobs``, ``max_tokens`` may be 0.
         logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest (of the raw logits).
+        prompt_logprobs: as ``logprobs``, of the prompt's tokens; all of it is computed then, cached or not.
         logit_bias: token id -> value added to its logit, from -100 to 100.
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not appear.
@@ -152,6 +159,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = 16
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
@@ -190,8 +198,9 @@ class SamplingParams:
         _number(self, "repetition_penalty", 0.0, 1e4, open_low=True)
         _integer(self, "min_tokens", 0, 2**31 - 1)
         for name, low, high in (
-            ("max_tokens", 1, 2**63 - 1),
+            ("max_tokens", 1 if self.prompt_logprobs is None else 0, 2**63 - 1),
             ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
             ("seed", *_SEED_RANGE),
         ):
             if getattr(self, name) is not None:
@@ -285,11 +294,11 @@ def _unstructured(name: str, why: str) -> RequestError:
     return RequestError(f"structured_outputs.{name} {why}.", "structured_outputs")
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unstructured("json", f"is no JSON: {error}") from None
+        raise _unstructured(name, f"is no JSON: {error}") from None
 
 
 def _shown(value: Any) -> str:

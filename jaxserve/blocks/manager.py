@@ -88,8 +88,8 @@ class BlockManager:
         self._cache.begin_step()
 
     def match(self, request: Request) -> Prefix:
-        """What the prefix cache knows of the request's known tokens."""
-        return self._cache.match(request)
+        """What the prefix cache knows of the request's known tokens; nothing if its prompt is to be read."""
+        return Prefix() if request.reads_prompt else self._cache.match(request)
 
     def fork(self, request: Request, sibling: Request) -> Prefix:
         """The prompt of ``sibling`` but for its last token; steps before this one must have computed all of it."""

@@ -32,7 +32,9 @@ def add_parser(subparsers: Any) -> None:
     _add(commands, _latency, "latency", "run a fixed batch offline, again and again", batch)
     starts = (options.StartupOptions, options.OutputOptions)
     _add(commands, _startup, "startup", "start with empty and with filled caches, in new processes", starts)
-    claims = "what paged KV, continuous batching, prefix caching, chunked prefill and speculation gain, each off and on"
+    claims = (
+        "what paged KV, continuous batching, prefix caching, chunked prefill, speculation and adapters gain and cost"
+    )
     _add(commands, _claims, "claims", claims, (options.ClaimsOptions,))
 
 

@@ -11,12 +11,14 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 from jaxserve.config import EngineConfig
+from jaxserve.engine.gate import Gate
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
 from jaxserve.errors import EngineDeadError, LoadError, QueueFullError, RequestError
@@ -67,6 +69,7 @@ class AsyncLLM:
         self.model_name = started.model_name
         self.model_config = started.model_config
         self.max_model_len = started.max_model_len
+        self.hidden_size = started.model_config.hidden_size
         self.startup_phases = started.phases
         self.adapters = started.adapters
         self._engine = started.engine
@@ -74,6 +77,7 @@ class AsyncLLM:
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
+        self._gate = Gate()
         self._pace = _Pace()
         self._num_preparing = 0
         self._grammar_seconds = Timings(GRAMMAR_EDGES)
@@ -101,10 +105,12 @@ class AsyncLLM:
         cache_salt: str | None = None,
         adapter: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, with the adapter of a name or the base model; closing the generator aborts it.
 
-        Yields deltas as they come, or with ``stream=False`` the one finished output.
+        Yields deltas as they come, or with ``stream=False`` the one finished output. With ``pooling``
+        ("mean" or "last") that holds an embedding of the prompt.
 
         Raises:
             RequestError: it cannot be served as asked, or there is no such adapter; nothing was queued.
@@ -121,11 +127,14 @@ class AsyncLLM:
         engine_id = f"{request_id}#{next(self._count)}"
         lease = ExitStack()
         try:
+            await self._gate.passed(request_id)
             with self._preparing():
                 await self._grammar(params)
                 key = await self._take_adapter(adapter, lease)
                 # Tokenising a long prompt takes milliseconds, in which the loop must serve others.
-                prepare = partial(self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key)
+                prepare = partial(
+                    self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key, pooling=pooling
+                )
                 requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
@@ -151,7 +160,41 @@ class AsyncLLM:
         """End a request early; its stream gets a last output with finish reason "abort"."""
         if (entry := self._streams.get(request_id)) is not None:
             entry.aborted = True  # it may not have reached the engine yet
+            self._gate.let_through(request_id)
         self._finish(self._output.open_ids(request_id), FinishReason.ABORT)
+
+    def open_requests(self) -> list[str]:
+        """Ids of the requests whose generators are open."""
+        return list(self._streams)
+
+    # ------------------------------------------------------------------ control
+    async def pause(self, how: str = "abort") -> None:
+        """Let new requests wait until ``resume``; running ones are aborted, or finished ("wait"), or stand still
+        ("keep"). RequestError: ``how`` is something else."""
+        self._gate.close(how)
+        inside = [request_id for request_id in self._streams if not self._gate.is_outside(request_id)]
+        if how == "abort":
+            for request_id in inside:
+                await self.abort(request_id)
+        while how != "keep" and self._gate.pause == how and not self._streams.keys().isdisjoint(inside):
+            await asyncio.sleep(0.01)
+
+    async def resume(self) -> None:
+        """Let requests in again, and running ones go on."""
+        self._gate.open()
+        self._wake_up()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests wait."""
+        return self._gate.pause is not None
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
+        done: Future[bool] = Future()
+        self._engine.call(lambda: done.set_result(self._engine.scheduler.blocks.reset_prefix_cache()))
+        self._wake_up()
+        return await asyncio.wrap_future(done)
 
     # ------------------------------------------------------------------ state
     def has_begun(self, request_id: str) -> bool:
@@ -251,6 +294,7 @@ class AsyncLLM:
 
     def _die(self, why: str) -> None:
         self._dead = self._dead or why
+        self._gate.open()
         for entry in self._streams.values():
             entry.queue.put_nowait(EngineDeadError(self._dead))
 
@@ -268,7 +312,7 @@ class AsyncLLM:
     def _wait_for_work(self) -> bool:
         """Sleep until there is work; False to stop."""
         with self._wake:
-            while not self._closing and not self._engine.has_work:
+            while not self._closing and (self._gate.is_frozen or not self._engine.has_work):
                 self._wake.wait()
             return not self._closing and self._dead is None
 

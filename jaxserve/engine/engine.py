@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,7 +81,7 @@ class Engine:
         self.runner = runner
         self.clock = StepClock()
         self._depth = depth
-        self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
+        self._inbox: deque[Request | tuple[str, FinishReason] | Callable[[], None]] = deque()
         self._in_flight: deque[StepHandle] = deque()
         self._step_sizes: Counter[int] = Counter()
         self._last = _StepSize()
@@ -99,6 +99,11 @@ class Engine:
         """End a request early: its client has gone, or its text is complete. Unknown ids are ignored."""
         self._note_alive()
         self._inbox.append((request_id, reason))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called between two steps, on the engine's thread."""
+        self._note_alive()
+        self._inbox.append(function)
 
     def _note_alive(self) -> None:
         if not self.has_work:  # the time without work says nothing
@@ -179,6 +184,8 @@ class Engine:
                     self.scheduler.add(item)
                 except RequestError as error:
                     events.append(TokenEvent(item.id, finish=FinishReason.ERROR, error=str(error)))
+            elif callable(item):
+                item()
             elif (event := self.scheduler.abort(*item)) is not None:
                 events.append(event)
         return events

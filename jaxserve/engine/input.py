@@ -51,11 +51,15 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: bytes | None = None,
+        pooling: str = "",
     ) -> list[Request]:
         """Engine requests of one user request, ``params.n`` of them.
 
         Their ids are ``request_id`` if it is one, else ``request_id-i``. Where ``max_tokens`` asks for more than is
-        left of the context, what is left is the limit. Raises RequestError naming the field at fault.
+        left of the context, what is left is the limit. The prompt is read for one of them only: its ``pooling``
+        ("mean", "last", or "" for none) and the log probabilities of its tokens.
+
+        Raises RequestError naming the field at fault.
         """
         ids = self._prompt_ids(prompt)
         self._check_ids("stop_token_ids", params.stop_token_ids)
@@ -68,7 +72,7 @@ class InputProcessor:
         endless = params.ignore_eos and grammar is None
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if endless else self._eos_ids)
         bad_word_ids = self._bad_word_ids(params.bad_words)
-        room = self._max_model_len if params.max_tokens is None else len(ids) + params.max_tokens
+        room = self._max_model_len if params.max_tokens is None else len(ids) + max(1, params.max_tokens)
         seed = self._request_seed(params.seed)
         single = replace(params, n=1)
         requests: list[Request] = []
@@ -85,6 +89,8 @@ class InputProcessor:
                     adapter=adapter,
                     cache_salt=cache_salt,
                     priority=priority,
+                    pooling=pooling,
+                    is_read=bool(requests),
                     constraint=make_constraint(
                         single,
                         vocab_size=self._vocab_size,

@@ -15,9 +15,10 @@ from jaxserve.engine.adapters import EngineAdapters
 from jaxserve.engine.engine import StepClock
 from jaxserve.engine.lora_request import LoRARequest
 from jaxserve.engine.output import OutputProcessor
+from jaxserve.engine.reading import EMBEDDING, POOLINGS, SCORING, check_dimensions, joined, mean_logprob, pairs, shaped
 from jaxserve.engine.startup import start
 from jaxserve.errors import EngineDeadError, LoadError, RequestError
-from jaxserve.outputs import EngineStats, RequestOutput
+from jaxserve.outputs import EmbeddingOutput, EngineStats, RequestOutput, ScoringOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 
@@ -85,21 +86,60 @@ class LLM:
             raise RequestError('priority needs scheduling_policy="priority"; this is "fcfs".', "priority")
         if len(ranks) != len(many):
             raise RequestError(f"{len(ranks)} priorities for {len(many)} prompts.", "priority")
-        output = OutputProcessor(self.tokenizer)
-        batch, order = [], []
-        with ExitStack() as leases:
-            keys = _lease(self.adapters, lora_request, len(many), leases)
-            for prompt, wanted, rank, key in zip(many, params, ranks, keys, strict=True):
-                request_id = f"llm-{self._count}"
-                self._count += 1
-                requests = self._input.prepare(request_id, prompt, wanted, priority=rank, adapter=key)
-                text = prompt if isinstance(prompt, str) else None
-                output.add(request_id, text, requests, stream=False)
-                batch += requests
-                order.append(request_id)
-            self.engine.add(batch)
-            finished = self._run(output, order, use_tqdm)
-        return [finished[request_id] for request_id in order]
+        return self._serve(list(zip(many, params, ranks, strict=True)), lora_request, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        use_tqdm: bool = True,
+        lora_request: Adapters = None,
+    ) -> list[EmbeddingOutput]:
+        """What the model makes of prompts (text or token ids), as vectors.
+
+        Args:
+            prompts: one prompt or several.
+            pooling: "last" takes the hidden state of a prompt's last token, "mean" the mean over all.
+            dimensions: keep the first numbers only, which suits models that were trained for it.
+            normalize: bring vectors to the length 1.
+            use_tqdm: show a progress bar.
+            lora_request: the adapter of all, or one (or None) per prompt.
+
+        Returns:
+            One output per prompt, in their order. Raises RequestError as ``generate`` does.
+        """
+        if pooling not in POOLINGS:
+            raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}.", "pooling")
+        check_dimensions(dimensions, self.model_config.hidden_size)
+        asked = [(prompt, EMBEDDING, 0) for prompt in _as_list(prompts)]
+        outputs = self._serve(asked, lora_request, pooling=pooling, use_tqdm=use_tqdm)
+        return [
+            EmbeddingOutput(out.request_id, out.prompt_token_ids, shaped(out, dimensions, normalize=normalize))
+            for out in outputs
+        ]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        use_tqdm: bool = True,
+        lora_request: Adapters = None,
+    ) -> list[ScoringOutput]:
+        """How likely each text of ``text_2`` is after one ``text_1``, or after the one of the same place.
+
+        Returns:
+            One output per pair: the mean log probability of the second text's tokens. Raises RequestError.
+        """
+        ids = [joined(self.tokenizer, pair, self.max_model_len) for pair in pairs(text_1, text_2)]
+        outputs = self._serve([(prompt, SCORING, 0) for prompt, _ in ids], lora_request, use_tqdm=use_tqdm)
+        return [
+            ScoringOutput(out.request_id, out.prompt_token_ids, mean_logprob(out, num_first))
+            for out, (_, num_first) in zip(outputs, ids, strict=True)
+        ]
 
     def chat(
         self,
@@ -109,16 +149,24 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several (a list of such lists), in one batch."""
+        """Answer one conversation (a list of messages) or several (a list of such lists), in one batch.
+
+        ``tools`` are described to the model by its chat template, in OpenAI's form; calls are left in the text as the
+        model writes them. Raises RequestError if the template knows no tools.
+        """
+        if tools and "tools" not in (self.tokenizer.chat_template or ""):
+            raise RequestError("tools: this model's chat template knows none.", "tools")
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [
             self.tokenizer.apply_chat_template(
                 list(conversation),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=tools or None,
                 **(chat_template_kwargs or {}),
             )
             for conversation in conversations
@@ -155,6 +203,31 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
+
+    def _serve(
+        self,
+        asked: Sequence[tuple[Prompt, SamplingParams, int]],
+        lora_request: Adapters,
+        *,
+        use_tqdm: bool,
+        pooling: str = "",
+    ) -> list[RequestOutput]:
+        """Finished outputs of prompts with their parameters and priorities, in their order."""
+        output = OutputProcessor(self.tokenizer)
+        batch, order = [], []
+        with ExitStack() as leases:
+            keys = _lease(self.adapters, lora_request, len(asked), leases)
+            for (prompt, wanted, rank), key in zip(asked, keys, strict=True):
+                request_id = f"llm-{self._count}"
+                self._count += 1
+                requests = self._input.prepare(request_id, prompt, wanted, priority=rank, adapter=key, pooling=pooling)
+                text = prompt if isinstance(prompt, str) else None
+                output.add(request_id, text, requests, stream=False)
+                batch += requests
+                order.append(request_id)
+            self.engine.add(batch)
+            finished = self._run(output, order, use_tqdm)
+        return [finished[request_id] for request_id in order]
 
     def _run(self, output: OutputProcessor, order: list[str], use_tqdm: bool) -> dict[str, RequestOutput]:
         """Step until the batch is done; if interrupted, leave the engine empty."""

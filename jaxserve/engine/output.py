@@ -10,9 +10,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxserve.errors import RequestError
 from jaxserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenEvent
-from jaxserve.plan import TokenLogprobs
+from jaxserve.plan import PromptPart, TokenLogprobs
 from jaxserve.request import FinishReason, Request
 from jaxserve.tokenizer import IncrementalDetokenizer, StopMatcher, Tokenizer, replace_surrogates
 
@@ -36,7 +39,8 @@ class OutputProcessor:
         taken = [r.id for r in requests if r.id in self._completions]
         if request_id in self._answers or taken:
             raise RequestError(f"request_id {request_id!r} is in use.", "request_id")
-        answer = _Answer(request_id, None if prompt_text is None else replace_surrogates(prompt_text), stream)
+        text = None if prompt_text is None else replace_surrogates(prompt_text)
+        answer = _Answer(request_id, text, stream, _Prompt(requests[0], self._tokenizer))
         answer.completions = [_Completion(answer, i, r, self._tokenizer) for i, r in enumerate(requests)]
         answer.metrics.arrived_at = requests[0].arrived_at
         self._answers[request_id] = answer
@@ -56,6 +60,8 @@ class OutputProcessor:
             if completion is None:
                 continue
             touched[completion.answer.request_id] = completion.answer
+            if event.part is not None:
+                completion.answer.prompt.take(event.part)
             completion.take(event, now)
             if completion.finished:
                 del self._completions[event.request_id]
@@ -93,6 +99,7 @@ class _Answer:
     request_id: str
     prompt_text: str | None
     stream: bool
+    prompt: _Prompt
     completions: list[_Completion] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
@@ -115,7 +122,44 @@ class _Answer:
             finished=finished,
             num_cached_tokens=self.completions[0].num_cached,
             metrics=replace(self.metrics, speculation=self.metrics.speculation.copy()),
+            prompt_logprobs=self.prompt.hand_out(),
+            embedding=self.prompt.embedding if finished else None,
         )
+
+
+class _Prompt:
+    """What was read of a prompt so far."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._sum: NDArray[np.float64] | None = None
+        self._logprobs: list[dict[int, Logprob] | None] | None = None
+        if request.params.prompt_logprobs is not None:
+            self._logprobs = [None] * len(request.prompt)
+
+    def take(self, part: PromptPart) -> None:
+        """Add what a step read. A request that was preempted begins anew."""
+        if part.start == 0:
+            self._sum = None
+        if part.pooled is not None:
+            self._sum = part.pooled if self._sum is None else self._sum + part.pooled
+        for position, entry in enumerate(part.logprobs, start=part.start + 1):
+            assert self._logprobs is not None, "nobody asked"
+            self._logprobs[position] = _shown(self._tokenizer, self._request.prompt[position], entry)
+
+    def hand_out(self) -> list[dict[int, Logprob] | None] | None:
+        """Log probabilities, once; the prompt is read before the first token is sampled."""
+        logprobs, self._logprobs = self._logprobs, None
+        return logprobs
+
+    @property
+    def embedding(self) -> NDArray[np.float32] | None:
+        """The pooled hidden states."""
+        if self._sum is None:
+            return None
+        mean = self._request.pooling == "mean"
+        return (self._sum / (len(self._request.prompt) if mean else 1)).astype(np.float32)
 
 
 class _Completion:
@@ -160,11 +204,13 @@ class _Completion:
         metrics.scheduled_at = metrics.scheduled_at or event.scheduled_at
         if event.token_ids:
             metrics.first_token_at = metrics.first_token_at or now
-        for i, token in enumerate(event.token_ids):
+        # Behind a prompt that was only to be read, a token is sampled all the same, and nobody's.
+        only_read = self.request.pooling or self.request.params.max_tokens == 0
+        for i, token in enumerate(() if only_read else event.token_ids):
             self._new.token_ids.append(token)
             self._num_tokens += 1
             if self._new.logprobs is not None and event.logprobs is not None:
-                self._new.logprobs.append(self._shown(token, event.logprobs[i]))
+                self._new.logprobs.append(_shown(self._tokenizer, token, event.logprobs[i]))
                 self._new.cumulative_logprob = (self._new.cumulative_logprob or 0.0) + event.logprobs[i].logprob
             ends = event.finish is FinishReason.STOP and i == len(event.token_ids) - 1
             if ends and not self.request.params.include_stop_str_in_output:
@@ -173,7 +219,8 @@ class _Completion:
                 return
         if event.finish is not None and not self._match(self._detokenizer.flush()):
             self._texts.append(self._matcher.flush())
-            self._finish(event.finish.value, event.stop_reason)
+            reason = FinishReason.LENGTH if only_read and event.finish is FinishReason.STOP else event.finish
+            self._finish(reason.value, event.stop_reason)
             self._new.error = event.error
 
     def _match(self, text: str) -> bool:
@@ -189,12 +236,13 @@ class _Completion:
         self._new.finish_reason = reason
         self._new.stop_reason = stop_reason
 
-    def _shown(self, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """The sampled token first, then the likeliest ones."""
-        shown = {token: Logprob(entry.logprob, entry.rank, self._tokenizer.token_text(token))}
-        for rank, (other, logprob) in enumerate(entry.top, start=1):
-            shown.setdefault(other, Logprob(logprob, rank, self._tokenizer.token_text(other)))
-        return shown
+
+def _shown(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
+    """The token in question first, then the likeliest ones."""
+    shown = {token: Logprob(entry.logprob, entry.rank, tokenizer.token_text(token))}
+    for rank, (other, logprob) in enumerate(entry.top, start=1):
+        shown.setdefault(other, Logprob(logprob, rank, tokenizer.token_text(other)))
+    return shown
 
 
 def _empty(index: int, cumulative_logprob: float | None) -> CompletionOutput:

@@ -47,6 +47,7 @@ class Metrics:
 
     Attributes:
         timeouts: requests that were given up as late, by ``stage``.
+        on_end: called with the last output of each request, and the number of tokens generated for it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Metrics:
     ) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._compat = compat
+        self.on_end: Callable[[RequestOutput, int], None] = lambda output, num_tokens: None
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(stats, cache or CacheConfig()))
         self._observe_times()
@@ -199,6 +201,7 @@ class RequestTracker:
     def _end(self, output: RequestOutput, now: float) -> None:
         metrics, times = self._metrics, output.metrics
         metrics.latency.observe(now - times.arrived_at)
+        metrics.on_end(output, sum(self._tokens.values()))
         if not times.first_token_at:
             return
         metrics.inference_time.observe(max(0.0, now - times.scheduled_at))

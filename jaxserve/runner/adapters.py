@@ -72,6 +72,10 @@ class Adapters:
             return None
         return self._input([row.adapter_slot for row in rows for _ in range(1 + row.num_drafts)], size)
 
+    def of_tokens(self, slots: Sequence[int]) -> LoraInput | None:
+        """The same of tokens with these slots, each for itself."""
+        return self._input(list(slots), len(slots)) if self.changes_head else None
+
     def like(self, size: int) -> LoraInput:
         """Input of that size, to lower programs with."""
         assert self._bank is not None

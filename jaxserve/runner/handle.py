@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxserve.plan import NO_DRAFTS, Drafts, RowPlan, StepPlan, StepResult, TokenLogprobs
+from jaxserve.runner.reader import PromptParts
 from jaxserve.sampling import Sampled
 from jaxserve.speculative import NO_DRAFT, Proposal
 
@@ -24,6 +25,7 @@ class StepHandle:
         sampled: per place, on the device; None if no row samples.
         reached: [P] bool on the device, which places follow right drafts only.
         drafts: on the device, what was proposed to follow the rows of ``order``; None if nothing was.
+        parts: what was read of prompts, None for nothing.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class StepHandle:
         sampled: Sampled | None = None,
         reached: jax.Array | None = None,
         drafts: Proposal | None = None,
+        parts: PromptParts | None = None,
     ) -> None:
         self.plan = plan
         self.padded_tokens = padded_tokens
@@ -41,13 +44,16 @@ class StepHandle:
         self._sampled = sampled
         self._reached = reached
         self._drafts = drafts
+        self._parts = parts
         for array in jax.tree.leaves((reached, drafts, None if sampled is None else sampled.tokens)):
             array.copy_to_host_async()
 
     def result(self) -> StepResult:
         """Wait for the device and return what was sampled."""
+        read = {} if self._parts is None else self._parts.result()
+        parts = tuple(read.get(row.request_id) for row in self.plan.rows)
         if self._sampled is None:
-            return StepResult(tuple(() for _ in self.plan.rows), tuple(None for _ in self.plan.rows))
+            return StepResult(tuple(() for _ in self.plan.rows), tuple(None for _ in self.plan.rows), parts=parts)
         tokens, reached = np.asarray(self._sampled.tokens).tolist(), np.asarray(self._reached).tolist()
         proposed = None if self._drafts is None else _drafts(self._drafts)
         wanted = any(row.params.logprobs is not None for row in self._order)
@@ -64,7 +70,8 @@ class StepHandle:
                 NO_DRAFTS if proposed is None else proposed[i],
             )
         rows = [found.get(row.request_id, ((), None, NO_DRAFTS)) for row in self.plan.rows]
-        return StepResult(*(tuple(parts) for parts in zip(*rows, strict=True)))
+        sampled, measured, followed = zip(*rows, strict=True)
+        return StepResult(sampled, measured, followed, parts)
 
 
 def _logprobs(sampled: Sampled) -> Callable[[int, int], TokenLogprobs]:

@@ -20,6 +20,7 @@ from jaxserve.models.ragged import ragged_step
 from jaxserve.plan import DEVICE_TOKEN
 from jaxserve.runner.batch import StepInput
 from jaxserve.runner.buckets import Bucket
+from jaxserve.runner.reader import chunks_of
 from jaxserve.sampling import RowState, Sampled, SamplingInput
 from jaxserve.sampling import sample as sample_logits
 from jaxserve.speculative import (
@@ -67,11 +68,11 @@ def forward(
     max_places: int,
     backend: str,
     taps: tuple[int, ...] = (),
-) -> tuple[KVCache, jax.Array]:
+) -> tuple[KVCache, jax.Array, tuple[jax.Array, ...]]:
     """Run the decoder over a step's tokens, with the adapters ``lora`` of its rows if any of them has one.
 
-    Returns the updated cache and the hidden states of ``step.outputs``, [max_places, E] in every bucket, so that the
-    sample programs need not exist once per forward bucket.
+    Returns the updated cache, the hidden states of ``step.outputs``, [max_places, E] in every bucket, so that the
+    sample programs need not exist once per forward bucket, and those of all tokens in chunks (see ``reader``).
     """
     inputs = decoder_input(step, newest, kv, bucket)
     if lora is not None:
@@ -79,7 +80,8 @@ def forward(
         params = adapt(params, lora.bank, jnp.where(is_real, lora.slots[step.token_rows], 0))
     hidden, kv = decode(params, config, inputs, kv, backend=backend, taps=taps)
     kept = hidden[step.outputs]
-    return kv, jnp.zeros((max_places, hidden.shape[1]), hidden.dtype).at[: kept.shape[0]].set(kept)
+    outputs = jnp.zeros((max_places, hidden.shape[1]), hidden.dtype).at[: kept.shape[0]].set(kept)
+    return kv, outputs, chunks_of(hidden)
 
 
 def decoder_input(step: StepInput, newest: Newest, kv: KVCache, bucket: Bucket) -> DecoderInput:

@@ -29,6 +29,7 @@ from jaxserve.runner.compiled import CompileCounter, Programs
 from jaxserve.runner.drafter import COPIES, Drafter
 from jaxserve.runner.handle import StepHandle
 from jaxserve.runner.programs import Newest
+from jaxserve.runner.reader import PromptParts, PromptReader
 from jaxserve.runner.state import DeviceState
 from jaxserve.sampling import RowState, history_counts, make_sampling_input
 from jaxserve.speculative import NoProposer, Proposer, TypicalAcceptance
@@ -64,13 +65,14 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A dispatched forward pass: rows in the step's order, hidden states on the device, and what it ran with."""
+    """A dispatched forward pass: rows in the step's order, hidden states on the device, what it ran with and read."""
 
     plan: StepPlan
     ordered: list[RowPlan] = field(default_factory=list)
     hidden: jax.Array | None = None
     bucket: Bucket = NO_BUCKET
     step: StepInput | None = None
+    parts: PromptParts | None = None
 
     @property
     def padded_tokens(self) -> int:
@@ -108,7 +110,7 @@ class Runner:
         self.compiles = CompileCounter()
         self.params = params
         self._taps = proposer.taps or ()
-        self._head = {name: params[name] for name in ("embed", "lm_head") if name in params}
+        self._head: dict[str, Any] = {name: params[name] for name in ("embed", "lm_head") if name in params}
         pool = (shape.num_blocks, shape.block_size, config.num_kv_heads, config.head_dim)
         self._state = DeviceState(
             kv=KVCache.zeros(config.num_layers, pool, shape.dtype, state_size=state_size(config, proposer.taps)),
@@ -137,6 +139,7 @@ class Runner:
         )
         self._typical = typical
         self.adapters = adapters or Adapters()
+        self._reader = PromptReader(self._head, self._hidden, self.adapters)
         self._forward = Programs(self._lower_forward)
         self._forward_adapted = Programs(partial(self._lower_forward, adapted=True))
         self._sample = Programs(self._lower_sample)
@@ -158,9 +161,10 @@ class Runner:
         step = self._step_input(ordered, bucket)
         lora = self.adapters.of_rows(ordered, bucket.rows)
         forward = self._forward if lora is None else self._forward_adapted
-        kv, hidden = forward[bucket](self.params, self._state.kv, self._newest(), step, lora)
+        kv, hidden, chunks = forward[bucket](self.params, self._state.kv, self._newest(), step, lora)
         self._state = replace(self._state, kv=kv)
-        return Launch(plan, ordered, hidden, bucket, step)
+        parts = self._reader.read(ordered, step.query_start, chunks)
+        return Launch(plan, ordered, hidden, bucket, step, parts)
 
     def sample(self, launch: Launch, mask: NDArray[np.uint32] | None) -> StepHandle:
         """Dispatch sampling of a launch's rows, and proposing what may follow.
@@ -183,11 +187,11 @@ class Runner:
             self._state = DeviceState(kv=self._compactor.compact(self._state.kv, rows, order), rows=rows)
         if not plan.proposes:
             self._drafter.skip(launch.ordered)
-            return StepHandle(plan, padded_tokens, order, sampled, reached)
+            return StepHandle(plan, padded_tokens, order, sampled, reached, parts=launch.parts)
         drafts = self._drafter.propose(
             launch.ordered, launch.bucket, launch.step, self._state.rows, launch.hidden, self._state.kv.states
         )
-        return StepHandle(plan, padded_tokens, order, sampled, reached, drafts)
+        return StepHandle(plan, padded_tokens, order, sampled, reached, drafts, launch.parts)
 
     def wait(self) -> None:
         """Wait until the device has done all that was dispatched."""
@@ -216,7 +220,12 @@ class Runner:
         if self.adapters.changes_head:
             sample += [(self._sample_adapted, places) for places in self.buckets.places]
         rare: list[tuple[Programs, Any]] = [(self._rare, "copy"), (self._rare, "load")]
-        others = *self.adapters.programs(), *self._compactor.programs(), *self._drafter.programs()
+        others = (
+            *self.adapters.programs(),
+            *self._reader.programs(),
+            *self._compactor.programs(),
+            *self._drafter.programs(),
+        )
         return [*forward, *sample, *rare, *others]
 
     # ------------------------------------------------------------------ parts

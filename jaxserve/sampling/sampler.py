@@ -19,9 +19,11 @@ from jaxserve.sampling.filters import keep_likely
 from jaxserve.sampling.penalties import penalise
 from jaxserve.sampling_params import MAX_LOGPROBS
 
-__all__ = ["Sampled", "noise", "rank_plainly", "sample", "sample_plainly", "score_plainly"]
+__all__ = ["Sampled", "measure", "noise", "rank_plainly", "sample", "sample_plainly", "score_plainly"]
 
 _GROUP = 64  # tokens
+
+_Measured = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 Revise = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -213,23 +215,31 @@ def _log_softmax(logits: jax.Array) -> jax.Array:
 
 def _with_logprobs(logits: jax.Array, tokens: jax.Array, params: SamplingInput) -> Sampled:
     """Log probabilities in the raw logits [P, V], if some place wants them."""
-    num_rows, vocab_size = logits.shape
-    top = min(MAX_LOGPROBS, vocab_size)
+    num_rows = logits.shape[0]
 
-    def measure(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        logprobs = _log_softmax(logits)
-        chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
-        ranks = (logprobs > chosen).sum(-1).astype(jnp.int32) + 1
-        values, ids = jax.lax.top_k(logprobs, top)
-        return chosen[:, 0], ranks, ids.astype(jnp.int32), values
+    def measured(logits: jax.Array) -> _Measured:
+        return measure(logits, tokens, jnp.bool_(True))
 
-    def nothing(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        shape = (num_rows, top)
-        return (
-            jnp.zeros(num_rows),
-            jnp.zeros(num_rows, jnp.int32),
-            jnp.zeros(shape, jnp.int32),
-            jnp.zeros(shape),
-        )
+    def nothing(logits: jax.Array) -> _Measured:
+        return jnp.zeros(num_rows), jnp.zeros(num_rows, jnp.int32), *_no_top(logits)
 
-    return Sampled(tokens, *jax.lax.cond((params.num_logprobs >= 0).any(), measure, nothing, logits))
+    return Sampled(tokens, *jax.lax.cond((params.num_logprobs >= 0).any(), measured, nothing, logits))
+
+
+def measure(logits: jax.Array, tokens: jax.Array, wants_top: jax.Array) -> _Measured:
+    """Log probabilities [P] and ranks [P] of tokens [P] in raw logits [P, V], and the likeliest ones (see ``Sampled``),
+    zeros unless ``wants_top`` [] bool."""
+    logprobs = _log_softmax(logits)
+    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
+    ranks = (logprobs > chosen).sum(-1).astype(jnp.int32) + 1
+    return chosen[:, 0], ranks, *jax.lax.cond(wants_top, _top, _no_top, logprobs)
+
+
+def _top(logprobs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logprobs.shape[1]))
+    return ids.astype(jnp.int32), values
+
+
+def _no_top(logprobs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    shape = (logprobs.shape[0], min(MAX_LOGPROBS, logprobs.shape[1]))
+    return jnp.zeros(shape, jnp.int32), jnp.zeros(shape)

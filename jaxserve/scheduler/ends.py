@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from jaxserve.blocks import BlockManager
 from jaxserve.errors import RequestError
 from jaxserve.outputs import TokenEvent
-from jaxserve.plan import TokenLogprobs
+from jaxserve.plan import PromptPart, TokenLogprobs
 from jaxserve.request import FinishReason, Request
 
-__all__ = ["append_tokens", "check_servable", "event_of"]
+__all__ = ["append_tokens", "check_servable", "event_of", "note_read"]
 
 
 def check_servable(request: Request, blocks: BlockManager, max_prompt: int | None) -> None:
@@ -72,3 +75,13 @@ def event_of(
         num_drafts=drafts[0],
         num_accepted=drafts[1],
     )
+
+
+def note_read(requests: Sequence[Request], parts: Sequence[PromptPart | None]) -> list[TokenEvent]:
+    """What the engine is told of prompts that a step has read: ``parts`` by request, or none at all."""
+    events = []
+    for request, part in zip(requests, parts, strict=False):
+        if part is not None and request.finish is None:
+            request.is_read |= part.completes
+            events.append(replace(event_of(request), part=part))
+    return events

@@ -28,7 +28,7 @@ from jaxserve.outputs import TokenEvent
 from jaxserve.plan import NO_DRAFTS, StepPlan, StepResult, TokenLogprobs
 from jaxserve.request import FinishReason, Request
 from jaxserve.scheduler.admission import AdmissionRule, Patience, StaticBatching
-from jaxserve.scheduler.ends import append_tokens, check_servable, event_of
+from jaxserve.scheduler.ends import append_tokens, check_servable, event_of, note_read
 from jaxserve.scheduler.preemption import choose_victim, may_end_in_flight
 from jaxserve.scheduler.queue import RequestQueue, fcfs, priority
 from jaxserve.scheduler.speculation import NoSpeculation, Speculation
@@ -151,9 +151,9 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Settle a step: append its tokens, end requests that are done, and publish blocks that are full now."""
-        events = []
+        events = note_read(requests := self._take_in_flight(plan), result.parts)
         proposed = result.drafts or (NO_DRAFTS,) * len(plan.rows)
-        rows = zip(plan.rows, self._take_in_flight(plan), result.tokens, result.logprobs, proposed, strict=True)
+        rows = zip(plan.rows, requests, result.tokens, result.logprobs, proposed, strict=True)
         for row, request, tokens, logprobs, drafts in rows:
             if not row.samples:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.plan import DEVICE_TOKEN, BlockCopy, RowPlan, StepPlan
+from jaxserve.plan import DEVICE_TOKEN, BlockCopy, PromptRead, RowPlan, StepPlan
 from jaxserve.request import Request
 
 __all__ = ["StepBuilder"]
@@ -65,6 +65,7 @@ class StepBuilder:
                 adapter_slot=request.adapter_slot,
                 # Earlier answers are shared; those of an adapter are nobody else's, and of no use to others.
                 private=request.cache_salt is not None or request.adapter is not None,
+                read=_read(request, start, stop) if request.reads_prompt else None,
             )
         )
         self.requests.append(request)
@@ -76,3 +77,18 @@ class StepBuilder:
     def build(self, *, proposes: bool) -> StepPlan:
         """The finished plan; ``proposes`` says whether the step makes drafts."""
         return StepPlan(tuple(self._rows), tuple(self.copies), tuple(self.preempted), proposes)
+
+
+def _read(request: Request, start: int, stop: int) -> PromptRead | None:
+    """What is wanted of the prompt's tokens among those at positions ``start`` .. ``stop - 1``."""
+    num_prompt, params = len(request.prompt), request.params
+    if start >= num_prompt:
+        return None
+    scored = params.prompt_logprobs is not None
+    return PromptRead(
+        num_tokens=min(stop, num_prompt) - start,
+        completes=stop >= num_prompt,
+        targets=tuple(request.prompt[start + 1 : stop + 1]) if scored else (),
+        num_top=params.prompt_logprobs or 0,
+        pooling=request.pooling,
+    )

@@ -18,7 +18,7 @@ from jaxserve.server.errors import ErrorAnswer
 
 __all__ = ["Access", "Keys", "route_path"]
 
-_OPEN_PATHS = frozenset({"/health", "/ping"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 _CONTROL_PATHS = frozenset(
     {
         "/abort",

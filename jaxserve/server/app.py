@@ -10,13 +10,27 @@ from starlette.middleware.cors import CORSMiddleware
 from jaxserve.config import ServerConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.metrics import Metrics
-from jaxserve.server import adapters, chat, completions, models, operations
+from jaxserve.server import (
+    adapters,
+    anthropic,
+    chat,
+    completions,
+    control,
+    embeddings,
+    models,
+    openapi,
+    operations,
+    responses,
+    scores,
+    tokens,
+)
 from jaxserve.server.access import Access, Keys
 from jaxserve.server.deadlines import with_deadlines
 from jaxserve.server.errors import handle
 from jaxserve.server.intake import Intake, Rules
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, RequestId
 from jaxserve.server.protocol import Engine
+from jaxserve.server.tracing import Tracer, Tracing
 
 __all__ = ["create_app"]
 
@@ -24,7 +38,7 @@ __all__ = ["create_app"]
 def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     """The ASGI app that serves ``engine``. It neither starts nor stops the engine.
 
-    ConfigError: the file of keys cannot be used.
+    ConfigError: the file of keys cannot be used, or the packages for traces are not there.
     """
     served = models.ServedModels(engine, config.served_model_name)
     metrics = Metrics(
@@ -32,25 +46,37 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     )
     engine = with_deadlines(engine, metrics, config.ttft_timeout, config.request_timeout)
     intake = Intake(Rules(engine.tokenizer, config, engine.max_model_len))
+    tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint, served.names[0])
+    if tracer is not None:
+        metrics.on_end = tracer.note
+    turns, strict = intake.rules.turns, config.strict_params
+    described = [
+        *operations.routes(engine, metrics),
+        *control.routes(engine),
+        *models.routes(served),
+        *adapters.routes(engine, served),
+        *tokens.routes(engine, served, turns, strict=strict),
+        *completions.routes(engine, served, metrics, intake),
+        *chat.routes(engine, served, metrics, intake),
+        *responses.routes(engine, served, metrics, turns, store_size=config.max_stored_responses, strict=strict),
+        *anthropic.routes(engine, served, metrics, turns, strict=strict),
+        *embeddings.routes(engine, served, metrics, config),
+        *scores.routes(engine, served, metrics, strict=strict),
+    ]
     app = Starlette(
-        routes=[
-            *operations.routes(engine, metrics),
-            *models.routes(served),
-            *adapters.routes(engine, served),
-            *completions.routes(engine, served, metrics, intake),
-            *chat.routes(engine, served, metrics, intake),
-        ],
-        middleware=_around(config, metrics),
+        routes=[*described, *openapi.routes(described)],
+        middleware=_around(config, metrics, tracer),
         exception_handlers={JaxserveError: handle, HTTPException: handle},
     )
     app.state.keep_alive_seconds = config.sse_keep_alive_interval
     app.state.intake = intake
+    app.state.tracer = tracer
     app.state.max_body = config.max_request_body
     app.router.redirect_slashes = False
     return app
 
 
-def _around(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
+def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> list[Middleware]:
     """From the outside in."""
     cors = Middleware(
         CORSMiddleware,
@@ -58,18 +84,20 @@ def _around(config: ServerConfig, metrics: Metrics) -> list[Middleware]:
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=("Retry-After", "X-Request-Id", "x-jaxserve-ignored"),
+        expose_headers=("Retry-After", "X-Request-Id", "x-jaxserve-ignored", "x-jaxserve-max-tokens"),
     )
     return [
         Middleware(RequestId, unlogged=frozenset(config.access_log_exclude) if config.access_log else None),
         # A browser asks before it sends a key, and must be let read a refusal.
         *([cors] if config.allowed_origins else []),
+        Middleware(anthropic.Dialect),
         Middleware(
             Access,
             clients=Keys(config.client_keys()),
             operators=Keys(config.admin_api_key),
             max_concurrency=config.max_concurrency_per_key,
         ),
+        *([] if tracer is None else [Middleware(Tracing, tracer=tracer)]),
         Middleware(AbortOnDisconnect, note=metrics.client_gone),
         Middleware(AnswerErrors),
     ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,16 +12,14 @@ from starlette.routing import Route
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.request import FinishReason
-from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.exchange import put
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.intake import Intake
 from jaxserve.server.jsonio import respond
-from jaxserve.server.logprobs import chat_logprobs
+from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.models import ServedModels
 from jaxserve.server.parsers import Call, OutputParser, Piece
-from jaxserve.server.prompts import chat_prompt
 from jaxserve.server.protocol import Engine
-from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import EventStream
 from jaxserve.server.turns import Reading
 
@@ -37,35 +33,14 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
     async def create(request: Request) -> Response:
         body = await intake.chat(request)
         model = models.resolve(body.model)
-        turn = turns.plan(body)
-        prompt = body.prompt_ids or await run_in_threadpool(chat_prompt, engine.tokenizer, body, turn)
-        reading = turns.read(turn, prompt)
-        job = Job(
-            f"chatcmpl-{uuid.uuid4().hex}",
-            model,
-            [prompt],
-            _params(body, reading),
-            body,
-            turn.structure_field,
-            models.adapter(model),
-        )
+        job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), (model, models.adapter(model)))
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)
         if body.stream:
-            return EventStream(answer.events(), headers=body.headers)
-        return respond(await answer.whole(), headers=body.headers)
+            return EventStream(answer.events(), body.headers, late_headers=lambda: answer.headers)
+        whole = await answer.whole()
+        return respond(whole, headers={**body.headers, **answer.headers})
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
-
-
-def _params(body: ChatRequest, reading: Reading) -> SamplingParams:
-    num_top = (body.top_logprobs or 0) if body.logprobs else None
-    kept = {"skip_special_tokens": False} if reading.keep_special else {}
-    return body.sampling(
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=num_top,
-        structured_outputs=reading.structure,
-        **kept,
-    )
 
 
 class _ChatAnswer(Answer):
@@ -78,6 +53,9 @@ class _ChatAnswer(Answer):
         self._reading = reading
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        self._note(result)
+        if result.prompt_logprobs is not None:
+            self.extras["prompt_logprobs"] = prompt_logprobs(result.prompt_logprobs)
         parser = self._reading.output_parser()
         piece = parser.push(output.text, last=True)
         only_other = not piece.content and bool(piece.calls or piece.reasoning)
@@ -89,6 +67,11 @@ class _ChatAnswer(Answer):
             message["tool_calls"] = [_call(call, self._reading.new_id()) for call in piece.calls]
         yield self._choice(position, output, "message", message, parser.num_calls)
 
+    def _note(self, result: RequestOutput) -> None:
+        """The first result of the one prompt."""
+        if self.body.return_token_ids:
+            self.extras["prompt_token_ids"] = result.prompt_token_ids
+
     def _choice(
         self, position: int, output: CompletionOutput, key: str, value: dict[str, Any], num_calls: int = 0
     ) -> dict[str, Any]:
@@ -96,9 +79,15 @@ class _ChatAnswer(Answer):
         return {
             "index": self.index(position, output),
             key: value,
-            "logprobs": chat_logprobs(output, self._job.params.logprobs or 0, self._engine.tokenizer),
+            "logprobs": chat_logprobs(
+                output,
+                self._job.params.logprobs or 0,
+                self._engine.tokenizer,
+                as_ids=bool(self.body.return_tokens_as_token_ids),
+            ),
             "finish_reason": "tool_calls" if called else output.finish_reason,
             "stop_reason": output.stop_reason,
+            **({"token_ids": output.token_ids} if self.body.return_token_ids else {}),
         }
 
 
@@ -110,13 +99,15 @@ class _ChatStream(_ChatAnswer):
         self._parsers: dict[int, OutputParser] = {}
 
     def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        if not self._parsers:
+            self._note(result)
         if output.index not in self._parsers:
             self._parsers[output.index] = self._reading.output_parser()
             opening = CompletionOutput(output.index)
             yield self._choice(position, opening, "delta", {"role": "assistant", "content": ""})
         parser = self._parsers[output.index]
         delta = self._delta(parser.push(output.text, last=output.finish_reason is not None))
-        if delta or output.logprobs or output.finish_reason:
+        if delta or output.logprobs or output.finish_reason or (self.body.return_token_ids and output.token_ids):
             yield self._choice(position, output, "delta", delta, parser.num_calls)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:

@@ -37,22 +37,15 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
-    "prompt_logprobs": (),
     "repetition_detection": (),
-    "request_id": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
+    "spaces_between_special_tokens": (True, False),
     "use_beam_search": (False,),
     "vllm_xargs": (),
 }
 
 COMPLETION_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **_UNSUPPORTED,
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -60,7 +53,6 @@ CHAT_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
-    "documents": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": (),

@@ -16,13 +16,17 @@ from jaxserve.errors import EngineDeadError, JaxserveError, ModelNotFoundError, 
 from jaxserve.logging import get_logger
 from jaxserve.server.jsonio import respond
 
-__all__ = ["AbortedError", "ErrorAnswer", "GenerationError", "LateError", "describe", "handle"]
+__all__ = ["AbortedError", "ErrorAnswer", "GenerationError", "LateError", "NotFoundError", "describe", "handle"]
 
 _log = get_logger(__name__)
 
 
 class GenerationError(JaxserveError):
     """The engine could not go on with a request that it had accepted (HTTP 500)."""
+
+
+class NotFoundError(RequestError):
+    """A request names something that is not there (HTTP 404)."""
 
 
 class AbortedError(JaxserveError):
@@ -68,6 +72,8 @@ def describe(error: Exception) -> ErrorAnswer:
     match error:
         case ModelNotFoundError():
             return ErrorAnswer(404, "NotFoundError", str(error), error.param or "model")
+        case NotFoundError():
+            return ErrorAnswer(404, "NotFoundError", str(error), error.param)
         case RequestError():
             return ErrorAnswer(400, "BadRequestError", str(error), error.param)
         case QueueFullError():

@@ -16,15 +16,15 @@ from typing import Any
 
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
-from jaxserve.outputs import CompletionOutput, RequestOutput, SpeculationStats
+from jaxserve.outputs import CompletionOutput, RequestMetrics, RequestOutput, SpeculationStats
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.errors import AbortedError, GenerationError
 from jaxserve.server.protocol import Engine
-from jaxserve.server.schema import GenerationRequest, StreamOptions
+from jaxserve.server.schema import GenerationRequest, Scheduled, StreamOptions
 from jaxserve.server.structure import renamed
 
-__all__ = ["Answer", "Job", "Usage"]
+__all__ = ["Answer", "Generation", "Job", "Usage"]
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -41,15 +41,17 @@ class Job:
         body: the request as it came.
         structure_field: the field of the request that asks for the output's form.
         adapter: name of the adapter to generate with, None for the base model.
+        pooling: what is made of the prompts' hidden states: "mean", "last", or "" for nothing.
     """
 
     id: str
     model: str
     prompts: Sequence[str | Sequence[int]]
     params: SamplingParams
-    body: GenerationRequest
+    body: Scheduled
     structure_field: str = "structured_outputs"
     adapter: str | None = None
+    pooling: str = ""
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Usage:
     prompt: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     drafts: dict[int, SpeculationStats] = field(default_factory=dict)
+    times: dict[int, RequestMetrics] = field(default_factory=dict)
     completion: int = 0
 
     def add(self, position: int, output: RequestOutput) -> None:
@@ -67,6 +70,7 @@ class Usage:
         self.prompt[position] = len(output.prompt_token_ids)
         self.cached[position] = output.num_cached_tokens
         self.drafts[position] = output.metrics.speculation
+        self.times[position] = output.metrics
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def shown(self) -> dict[str, Any]:
@@ -88,73 +92,44 @@ class Usage:
             }
         return usage
 
+    def measured(self) -> list[dict[str, Any]]:
+        """What each prompt took, in seconds: the ``metrics`` of an answer that was asked to include them."""
+        return [
+            {
+                "time_in_queue": max(0.0, times.scheduled_at - times.arrived_at),
+                "prefill_time": max(0.0, times.first_token_at - times.scheduled_at),
+                "time_to_first_token": max(0.0, times.first_token_at - times.arrived_at),
+                "decode_time": max(0.0, times.finished_at - times.first_token_at),
+                "e2e_latency": max(0.0, times.finished_at - times.arrived_at),
+                "num_preemptions": times.num_preemptions,
+            }
+            for _, times in sorted(self.times.items())
+        ]
 
-class Answer(ABC):
-    """One answer in the making. Subclasses say how its choices look.
+
+class Generation:
+    """The work on one HTTP request: what it asks the engine, what comes back, and what it cost.
 
     Attributes:
-        plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
         prompt_param: the parameter that holds the prompt, named when the engine refuses it.
+        usage: token counts so far.
     """
 
-    plain_object: str
-    chunk_object: str
     prompt_param: str = "prompt"
 
-    def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, job: Job, *, prompt_param: str | None = None) -> None:
+        self.prompt_param = prompt_param or self.prompt_param
         self._engine = engine
         self._metrics = metrics
         self._job = job
-        self._created = int(time.time())
-        self._usage = Usage(engine.config.speculative.is_asked)
+        self.usage = Usage(engine.config.speculative.is_asked)
 
-    @abstractmethod
-    def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
-
-    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
-        """The completions of a finished prompt that are answered with: all of them."""
-        return result.outputs
-
-    async def whole(self) -> dict[str, Any]:
-        """The plain answer."""
-        choices: list[dict[str, Any]] = []
-        async with aclosing(self._outputs(stream=False)) as outputs:
-            async for position, result in outputs:
-                self._usage.add(position, result)
-                for output in self.picked(result):
-                    choices.extend(self.choices(position, result, output))
-        choices.sort(key=lambda choice: int(choice["index"]))
-        return {**self._envelope(self.plain_object), "choices": choices, "usage": self._usage.shown()}
-
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of the stream."""
-        options = self._job.body.stream_options or StreamOptions()
-        envelope = self._envelope(self.chunk_object)
-        async with aclosing(self._outputs(stream=True)) as outputs:
-            async for position, result in outputs:
-                self._usage.add(position, result)
-                for output in result.outputs:
-                    for choice in self.choices(position, result, output):
-                        chunk = {**envelope, "choices": [choice]}
-                        if options.continuous_usage_stats:
-                            chunk["usage"] = self._usage.shown()
-                        elif options.include_usage:
-                            chunk["usage"] = None
-                        yield chunk
-        if options.include_usage:
-            yield {**envelope, "choices": [], "usage": self._usage.shown()}
-
-    def index(self, position: int, output: CompletionOutput) -> int:
-        """The number of a choice among those of all prompts."""
-        return position * self._job.body.num_choices + output.index
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
-
-    def _outputs(self, *, stream: bool) -> Outputs:
+    def outputs(self, *, stream: bool) -> Outputs:
+        """Outputs of all prompts as they come, or each prompt's finished one, with the prompt's position."""
         if self._job.body.priority and self._engine.config.scheduler.scheduling_policy != "priority":
             raise RequestError("priority needs a server with --scheduling-policy priority.", "priority")
+        if self._job.body.request_id and f"{self._job.id}-0" in self._engine.open_requests():
+            raise RequestError("request_id is that of a request which is being answered.", "request_id")
         return _merge([self._one(position, stream) for position in range(len(self._job.prompts))])
 
     async def _one(self, position: int, stream: bool) -> AsyncGenerator[RequestOutput, None]:
@@ -167,6 +142,7 @@ class Answer(ABC):
             cache_salt=job.body.cache_salt,
             adapter=job.adapter,
             stream=stream,
+            pooling=job.pooling,
         )
         with self._metrics.track(job.params) as tracker:
             async with aclosing(generated) as results:
@@ -179,6 +155,91 @@ class Answer(ABC):
                     if error.param == "prompt":
                         raise RequestError(str(error), self.prompt_param) from error
                     raise renamed(error, job.structure_field) from error
+
+
+class Answer(Generation, ABC):
+    """One answer in the making, of choices. Subclasses say how these look.
+
+    Attributes:
+        plain_object, chunk_object: the value of ``object`` in a plain answer, and in the chunks of a stream.
+        extras: what else the plain answer holds, or the next chunk.
+    """
+
+    plain_object: str
+    chunk_object: str
+
+    def __init__(self, engine: Engine, metrics: Metrics, job: Job) -> None:
+        super().__init__(engine, metrics, job)
+        self._created = int(time.time())
+        self.extras: dict[str, Any] = {}
+
+    @property
+    def body(self) -> GenerationRequest:
+        """The request as it came."""
+        assert isinstance(self._job.body, GenerationRequest), "only such requests have choices"
+        return self._job.body
+
+    @abstractmethod
+    def choices(self, position: int, result: RequestOutput, output: CompletionOutput) -> Iterator[dict[str, Any]]:
+        """The objects that tell of ``output`` of the prompt at ``position``: one, or with streams none or more."""
+
+    def picked(self, result: RequestOutput) -> Sequence[CompletionOutput]:
+        """The completions of a finished prompt that are answered with: all of them."""
+        return result.outputs
+
+    async def whole(self) -> dict[str, Any]:
+        """The plain answer."""
+        choices: list[dict[str, Any]] = []
+        async with aclosing(self.outputs(stream=False)) as outputs:
+            async for position, result in outputs:
+                self.usage.add(position, result)
+                for output in self.picked(result):
+                    choices.extend(self.choices(position, result, output))
+        choices.sort(key=lambda choice: int(choice["index"]))
+        return {
+            **self._envelope(self.plain_object),
+            "choices": choices,
+            "usage": self.usage.shown(),
+            **self._measured(),
+            **self.extras,
+        }
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the stream."""
+        options = self.body.stream_options or StreamOptions()
+        envelope = self._envelope(self.chunk_object)
+        async with aclosing(self.outputs(stream=True)) as outputs:
+            async for position, result in outputs:
+                self.usage.add(position, result)
+                for output in result.outputs:
+                    for choice in self.choices(position, result, output):
+                        chunk = {**envelope, "choices": [choice], **self.extras}
+                        self.extras = {}
+                        if options.continuous_usage_stats:
+                            chunk["usage"] = self.usage.shown()
+                        elif options.include_usage:
+                            chunk["usage"] = None
+                        yield chunk
+        last = {"usage": self.usage.shown()} if options.include_usage else {}
+        if last := last | self._measured():
+            yield {**envelope, "choices": [], **last}
+
+    def _measured(self) -> dict[str, Any]:
+        return {"metrics": self.usage.measured()} if self.body.include_metrics else {}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Once it has begun, what it tells of itself: how many tokens were left to it, if fewer than asked for."""
+        asked, prompts = self._job.params.max_tokens, self.usage.prompt.values()
+        left = self._engine.max_model_len - max(prompts, default=0)
+        return {"x-jaxserve-max-tokens": str(left)} if prompts and asked is not None and asked > left else {}
+
+    def index(self, position: int, output: CompletionOutput) -> int:
+        """The number of a choice among those of all prompts."""
+        return position * self.body.num_choices + output.index
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._job.id, "object": kind, "created": self._created, "model": self._job.model}
 
 
 def _check_ends(result: RequestOutput) -> None:

@@ -15,13 +15,13 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar
 
 from jaxserve.errors import RequestError
 from jaxserve.logging import get_logger
 
-__all__ = ["Helper", "serve"]
+__all__ = ["Helper", "main", "serve"]
 
 _log = get_logger(__name__)
 
@@ -41,8 +41,8 @@ class Helper:
         self._turn = threading.Lock()
         self._stop: Callable[[], Any] = lambda: None
 
-    def call(self, function: Callable[[Any, bytes], Result], data: bytes) -> Result:
-        """``function(context, data)``, computed there; blocks.
+    def call(self, function: Callable[[Any, bytes], Result], data: Sequence[bytes]) -> Result:
+        """``function(context, data)``, computed there, where the pieces of ``data`` are put together; blocks.
 
         RequestError: it raised one. RuntimeError: it raised something else, or did not answer within two minutes.
         """
@@ -51,7 +51,8 @@ class Helper:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                _write(process.stdin, pickle.dumps(function), data)
+                _write(process.stdin, [pickle.dumps(function)])
+                _write(process.stdin, data)
                 if not select.select([process.stdout], [], [], _LIMIT_SECONDS)[0]:
                     raise EOFError(f"it took longer than {_LIMIT_SECONDS:g} s")
                 status, *answer = pickle.loads(_read(process.stdout))
@@ -76,14 +77,14 @@ class Helper:
             self._end()
             path = os.pathsep.join(entry for entry in sys.path if entry)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-c", f"from {__name__} import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},
             )
             self._stop = weakref.finalize(self, _stop, self._process)
             assert self._process.stdin is not None
-            _write(self._process.stdin, pickle.dumps(self._context))
+            _write(self._process.stdin, [pickle.dumps(self._context)])
             _log.info("started a process that reads large bodies")
         return self._process
 
@@ -118,12 +119,12 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
             answer = ("refused", str(error), error.param)
         except Exception:
             answer = ("failed", traceback.format_exc())
-        _write(sink, pickle.dumps(answer))
+        _write(sink, [pickle.dumps(answer)])
 
 
-def _write(sink: IO[bytes], *parts: bytes) -> None:
+def _write(sink: IO[bytes], parts: Sequence[bytes]) -> None:
+    sink.write(_LENGTH.pack(sum(map(len, parts))))
     for part in parts:
-        sink.write(_LENGTH.pack(len(part)))
         sink.write(part)
     sink.flush()
 
@@ -139,7 +140,8 @@ def _read(source: IO[bytes]) -> bytes:
     return data
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The other process: calls come by its standard input, answers go by what was its standard output."""
     os.nice(_NICE)
     # What libraries print must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")

@@ -18,8 +18,9 @@ from starlette.responses import Response
 
 from jaxserve.errors import RequestError
 
-__all__ = ["check_type", "dumps", "parse_json", "parse_object", "read_bytes", "read_object", "respond"]
+__all__ = ["check_type", "dumps", "parse_json", "parse_object", "read_chunks", "read_object", "respond"]
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -29,7 +30,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     RequestError: it is something else. HTTPException 413: it is longer than the app's ``state.max_body`` bytes.
     """
     check_type(request)
-    return parse_object(await read_bytes(request))
+    return parse_object(b"".join(await read_chunks(request)))
 
 
 def check_type(request: Request) -> None:
@@ -68,7 +69,7 @@ def parse_json(data: bytes) -> Any:
 
 def dumps(value: Any) -> bytes:
     """JSON in pure ASCII: nothing in it can break a line of an event stream, or fail to encode."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def respond(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -76,19 +77,20 @@ def respond(value: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(dumps(value), status, headers, media_type="application/json")
 
 
-async def read_bytes(request: Request) -> bytes:
-    """The request's body. HTTPException 413: it is longer than the app's ``state.max_body`` bytes."""
+async def read_chunks(request: Request) -> list[bytes]:
+    """The request's body, in pieces. HTTPException 413: it is longer than the app's ``state.max_body`` bytes."""
     limit: int = request.app.state.max_body
     too_large = HTTPException(413, f"the body is longer than {limit} bytes (--max-request-body).")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
-    body = bytearray()
+    chunks, length = [], 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
+        chunks.append(chunk)
+        length += len(chunk)
+        if length > limit:
             raise too_large
-    return bytes(body)
+    return chunks
 
 
 def _refuse_constant(name: str) -> NoReturn:

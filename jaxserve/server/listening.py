@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.server.tracing import check_packages
 
 __all__ = ["Certificate", "address_of", "bind"]
 
@@ -17,8 +18,14 @@ __all__ = ["Certificate", "address_of", "bind"]
 def bind(config: ServerConfig) -> socket.socket:
     """A socket bound to the configured address or path; nothing is accepted yet.
 
-    ConfigError: the address cannot be used on this machine. JaxserveError: it is in use, or not permitted.
+    ConfigError: the address cannot be used on this machine, or files or packages that the server needs are not there:
+    better now than after the minutes that go into loading. JaxserveError: the address is in use, or not permitted.
     """
+    config.client_keys()
+    if config.ssl_certfile is not None:
+        Certificate(config)
+    if config.otlp_traces_endpoint is not None:
+        check_packages()
     if config.uds is not None:
         return _bind_path(config.uds)
     where = f"{config.host}:{config.port}"

@@ -33,22 +33,25 @@ class TextPart(_Strict):
 
 
 class FunctionCall(_Strict):
-    """Which function, and its arguments as JSON text."""
+    """Which function, and its arguments as JSON text; OpenAI's client sends back what it made of them as well."""
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(_Strict):
-    """A call that an earlier answer made."""
+    """A call that an earlier answer made; it has its index where a client put it together from a stream."""
 
     id: str | None = None
+    index: int | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(_Strict):
-    """One message. The fields that must be null are those which clients send back as they got them."""
+    """One message. The fields that must be null are those which clients send back as they got them; ``parsed`` is what
+    OpenAI's client made of the content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(_parts)] | None = None
@@ -57,6 +60,7 @@ class Message(_Strict):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    parsed: Any = None
     annotations: list[None] | None = None
     audio: None = None
     function_call: None = None

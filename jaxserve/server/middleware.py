@@ -76,13 +76,21 @@ class AbortOnDisconnect:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        working = asyncio.current_task()
+        assert working is not None
         # One message at a time: a body that nobody reads must not pile up here.
         inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        begun = answered = False
+        begun = answered = gone = False
 
-        async def forward_until_gone() -> None:
+        async def listen() -> None:
+            nonlocal gone
             while (message := await receive())["type"] != "http.disconnect":
                 await inbox.put(message)
+            # The connection also counts as gone once the answer is out; the work ends by itself then.
+            if not answered:
+                gone = True
+                self._note(begun)
+                working.cancel()
 
         async def send_and_note(message: Message) -> None:
             nonlocal begun, answered
@@ -90,24 +98,14 @@ class AbortOnDisconnect:
             answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        async def serve() -> None:
-            await self._app(scope, inbox.get, send_and_note)
-
-        serving = asyncio.create_task(serve())
-        listening = asyncio.create_task(forward_until_gone())
+        listening = asyncio.create_task(listen())
         try:
-            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
-            if answered:
-                # The connection also counts as gone once the answer is out; the work ends by itself then.
-                await asyncio.wait({serving})
-            elif not serving.done():
-                self._note(begun)
+            await self._app(scope, inbox.get, send_and_note)
+        except asyncio.CancelledError:
+            if not gone or working.uncancel():  # somebody else wants this to end
+                raise
         finally:
-            serving.cancel()
             listening.cancel()
-            await asyncio.wait({serving, listening})
-        if not serving.cancelled():
-            serving.result()
 
 
 class AnswerErrors:

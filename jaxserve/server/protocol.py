@@ -19,13 +19,22 @@ class Tokenizer(Protocol):
     def chat_template(self) -> str | None: ...
 
     @property
+    def longest_token(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
     def special_ids(self) -> frozenset[int]: ...
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
     def encode_prompt(self, text: str, max_model_len: int, /) -> list[int]:
         """Token ids of a prompt. PromptTooLongError: they leave no room in a context of so many."""
         ...
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int, /) -> str: ...
 
     def token_bytes(self, token_id: int, /) -> bytes: ...
 
@@ -84,6 +93,11 @@ class Engine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of an embedding."""
+        ...
+
+    @property
     def adapters(self) -> Adapters: ...
 
     def generate(
@@ -96,11 +110,35 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         adapter: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request: deltas, or with ``stream`` off one whole. Closing it aborts the request.
 
+        With ``pooling`` ("mean", "last") the last one holds an embedding of the prompt, and no text.
+
         RequestError: bad input, at the first iteration. QueueFullError, EngineDeadError: no work is taken.
         """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early; its stream gets a last output with the finish reason "abort"."""
+        ...
+
+    def open_requests(self) -> list[str]:
+        """Ids of the requests whose generators are open."""
+        ...
+
+    async def pause(self, how: str) -> None:
+        """Let new requests wait; running ones are aborted ("abort"), finished ("wait"), or stand still ("keep")."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing is done, while any request runs."""
         ...
 
     def has_begun(self, request_id: str) -> bool:

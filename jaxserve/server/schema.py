@@ -1,4 +1,4 @@
-"""The two request bodies as pydantic models, and one way to read them.
+"""Request bodies as pydantic models, and one way to read them.
 
 Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``SamplingParams`` has them.
 """
@@ -6,6 +6,7 @@ Types are strict: ``"16"`` is no number. Ranges are not repeated here where ``Sa
 from __future__ import annotations
 
 import reprlib
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
@@ -18,7 +19,17 @@ from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
 
-__all__ = ["MAX_PROMPTS", "ChatRequest", "CompletionRequest", "GenerationRequest", "StreamOptions", "explain"]
+__all__ = [
+    "MAX_PROMPTS",
+    "Body",
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationRequest",
+    "Prompts",
+    "Scheduled",
+    "StreamOptions",
+    "explain",
+]
 
 MAX_PROMPTS = 1024
 
@@ -40,17 +51,59 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What both endpoints take. None is what a client gets by leaving a parameter out."""
+class Body(BaseModel):
+    """The body of a request. None is what a client gets by leaving a parameter out.
+
+    Attributes:
+        unsupported: parameters that are refused, unless they ask for nothing: see ``compatibility``.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]]
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
+        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
+        unknown."""
+        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
+        try:
+            request = cls.model_validate(kept)
+        except ValidationError as error:
+            raise explain(error) from None
+        request._ignored = ignored
+        return request
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer that tell of the request."""
+        return ignored_header(self._ignored)
+
+
+class Scheduled(Body):
+    """What all requests to the engine share.
+
+    ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens, -1 as many as fit.
+    """
 
     model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    request_id: str | None = Field(None, pattern=r"^[!-~]{1,128}$")
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+
+    def new_id(self, kind: str) -> str:
+        """The answer's id: of a kind, with the request's own id if it brings one."""
+        return f"{kind}-{self.request_id or uuid.uuid4().hex}"
+
+
+class GenerationRequest(Scheduled):
+    """What the generating endpoints of OpenAI share."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include_metrics: bool | None = None
 
     n: int | None = None
     temperature: float | None = None
@@ -66,9 +119,12 @@ class GenerationRequest(BaseModel):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Strings | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
@@ -80,20 +136,13 @@ class GenerationRequest(BaseModel):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
 
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
-        """The request in ``body``. RequestError: a parameter is unsupported or of the wrong type, or, if ``strict``,
-        unknown."""
-        kept, ignored = strip(body, cls.model_fields, cls.unsupported, strict=strict)
-        try:
-            request = cls.model_validate(kept)
-        except ValidationError as error:
-            raise explain(error) from None
-        request._ignored = ignored
+        request = super().parse(body, strict=strict)
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options can only be given together with stream: true.", "stream_options")
+        if request.stream and request.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs cannot be streamed.", "prompt_logprobs")
         return request
 
     def sampling(self, **settings: Any) -> SamplingParams:
@@ -106,11 +155,6 @@ class GenerationRequest(BaseModel):
         """The form that the output must have. RequestError: it is not valid, or there are two."""
         guided = {name: value for name in GUIDED if (value := getattr(self, name)) is not None}
         return Structure(self.response_format, self.structured_outputs, guided, self.guided_whitespace_pattern)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of the answer that tell of the request."""
-        return ignored_header(self._ignored)
 
     @property
     def num_choices(self) -> int:
@@ -136,22 +180,27 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+
+
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     unsupported = COMPLETION_UNSUPPORTED
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
         request = super().parse(body, strict=strict)
         request._check_best_of()
-        if request.echo and request.logprobs is not None:
-            raise RequestError("echo together with logprobs is not supported.", "echo")
+        if request.suffix and request.echo:
+            raise RequestError("echo cannot be given together with suffix.", "echo")
         return request
 
     def _check_best_of(self) -> None:
@@ -184,6 +233,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    documents: list[dict[str, Any]] | None = None
 
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:

@@ -32,8 +32,10 @@ class ResponseFormat(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: _JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class Structure:
@@ -53,6 +55,10 @@ class Structure:
     ) -> None:
         """``guided`` holds the older fields that were given. RequestError: a form is not valid, or there are two."""
         given: dict[str, dict[str, Any]] = {}
+        if response_format is not None and response_format.type != "structural_tag":
+            for name in ("structures", "triggers"):
+                if getattr(response_format, name) is not None:
+                    raise RequestError(f"response_format.{name} needs the type structural_tag.", "response_format")
         if response_format is not None and response_format.type != "text":
             given["response_format"] = _of_format(response_format)
         elif response_format is not None and response_format.json_schema is not None:
@@ -83,6 +89,8 @@ def renamed(error: RequestError, field: str) -> RequestError:
 
 
 def _of_format(response_format: ResponseFormat) -> dict[str, Any]:
+    if response_format.type == "structural_tag":
+        return {"structural_tag": response_format.model_dump(include={"structures", "triggers"})}
     if response_format.type == "json_object":
         if response_format.json_schema is not None:
             raise RequestError("response_format.json_schema needs the type json_schema.", "response_format")

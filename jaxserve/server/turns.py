@@ -126,6 +126,11 @@ class Turns:
         special = {tokenizer.token_bytes(token) for token in tokenizer.special_ids}
         self._special = frozenset(piece.decode("utf-8", "replace") for piece in special)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether thoughts are told from answers."""
+        return bool(self._reasoning)
+
     def plan(self, body: ChatRequest) -> Turn:
         """What ``body`` asks for. RequestError: it cannot be served."""
         if body.chat_template is not None and not self._trusts_templates:
@@ -154,7 +159,7 @@ class Turns:
                     "where the chat template does not tell the format.",
                     "tool_choice",
                 )
-            return replace(turn, parser=self._parser)
+            return _strict(replace(turn, parser=self._parser))
         return self._forced(turn, choice)
 
     def read(self, turn: Turn, prompt: Sequence[int]) -> Reading:
@@ -178,3 +183,16 @@ class Turns:
         except RequestError as error:
             raise renamed(error, "tools") from None
         return replace(turn, structure=structure, structure_field="tools", parser=parser)
+
+
+def _strict(turn: Turn) -> Turn:
+    """Where a tool is strict, and the model's format can be held to schemas: calls of its own accord are."""
+    if turn.parser is None or turn.parser.strict is None or not any(tool.function.strict for tool in turn.tools):
+        return turn
+    structures = []
+    for tool in turn.tools:
+        begin, end = turn.parser.tag(tool.function.name)
+        schema = tool.function.schema_of_arguments if tool.function.strict else {"type": "object"}
+        structures.append({"begin": begin, "schema": schema, "end": end})
+    wanted = {"structures": structures, "triggers": [turn.parser.marks[0]]}
+    return replace(turn, structure=StructuredOutputsParams(structural_tag=wanted), structure_field="tools")

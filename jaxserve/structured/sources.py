@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -11,6 +12,7 @@ import llguidance
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import StructuredOutputsParams
 from jaxserve.structured.checks import check_regex, closed, patterns
+from jaxserve.structured.tags import tags_grammar
 from jaxserve.structured.vocabulary import Vocabulary
 
 __all__ = ["literal", "refusal", "settled", "source_of"]
@@ -18,7 +20,7 @@ __all__ = ["literal", "refusal", "settled", "source_of"]
 _WHITESPACE = r"[ \n\t\r]{0,20}"
 
 
-def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
+def _body(wanted: StructuredOutputsParams, vocabulary: Vocabulary) -> Mapping[str, Any]:
     """The grammar as llguidance's object, without what comes before."""
     match wanted.kind:
         case "json" | "json_object":
@@ -26,6 +28,9 @@ def _body(wanted: StructuredOutputsParams) -> Mapping[str, Any]:
             return {"json_schema": settled(schema, wanted)}
         case "choice":
             return {"lark_grammar": f"start: {' | '.join(map(literal, wanted.choice or ()))}"}
+        case "structural_tag":
+            tags = tags_grammar(wanted.structural_tag, vocabulary, literal, partial(settled, wanted=wanted))
+            return {"lark_grammar": tags}
         case "regex":
             check_regex(wanted.text, "regex")
             made = json.loads(llguidance.LLMatcher.grammar_from_regex(wanted.text))
@@ -60,7 +65,7 @@ def settled(schema: Any, wanted: StructuredOutputsParams) -> Any:
 
 def source_of(wanted: StructuredOutputsParams, vocabulary: Vocabulary) -> str:
     """The grammar of a request. RequestError: it cannot be one."""
-    body = _body(wanted)
+    body = _body(wanted, vocabulary)
     if wanted.reasoning is None:
         return json.dumps({"grammars": [body]})
     before = _free_text(*wanted.reasoning, vocabulary)

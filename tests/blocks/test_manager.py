@@ -199,3 +199,33 @@ def test_a_cache_that_is_off_is_not_asked() -> None:
     blocks = BlockManager(20, SIZE, enable_prefix_caching=False)
     compute(blocks, make_request("a", list(range(9))))
     assert (blocks.prefix_queries_total, blocks.prefix_hits_total) == (0, 0)
+
+
+def test_misses_have_reasons() -> None:
+    blocks = BlockManager(8, SIZE)
+
+    def misses(id: str, prompt: list[int], **kwargs: bytes | str) -> dict[str, int]:
+        before = dict(blocks.prefix_misses)
+        done(blocks, id, prompt, **kwargs)
+        return {why: now - before.get(why, 0) for why, now in blocks.prefix_misses.items() if now != before.get(why, 0)}
+
+    prompt = list(range(10))
+    assert misses("a", prompt) == {"cold": 10}
+    assert misses("b", prompt) == {"partial_block": 2}
+    assert misses("c", [*prompt[:8], 50, 51, 52]) == {"partial_block": 3}
+    assert misses("d", [*prompt[:8], 50, 51, 52, 53, 54]) == {"cold": 5}
+    assert misses("e", prompt, cache_salt="s") == {"salt": 10}
+    assert misses("f", prompt, adapter=b"x") == {"lora": 10}
+    done(blocks, "g", list(range(100, 127)))  # takes all blocks
+    assert misses("h", prompt) == {"evicted": 10}
+
+
+def test_what_a_preempted_request_computes_again_is_counted() -> None:
+    blocks = BlockManager(20, SIZE)
+    request = make_request("a", list(range(10)))
+    compute(blocks, request)
+    blocks.release(request)
+    request.preemptions = 1
+    compute(blocks, request)
+    assert blocks.recomputed_tokens_total == 2
+    assert blocks.prefix_queries_total == 10

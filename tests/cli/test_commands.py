@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import uvicorn
 
 from jaxserve import __version__
-from jaxserve.cli import main
+from jaxserve.cli import collect_env, main
 from jaxserve.config import ServerConfig
 from jaxserve.errors import LoadError
 from jaxserve.server import bind, create_app
@@ -112,6 +113,47 @@ def test_wrong_calls_end_with_code_two(capsys: pytest.CaptureFixture[str], tmp_p
     ):
         fails(argv, 2, words, capsys)
     assert loader.config is None
+
+
+def test_what_a_server_lacks_is_found_before_loading(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in (
+        (["--api-key-file", "nowhere"], "--api-key-file 'nowhere' cannot be read: No such file"),
+        (["--ssl-certfile", "nowhere"], "--ssl-certfile and ssl_keyfile cannot be used"),
+    ):
+        fails(["serve", "--port", "0", *argv], 2, words, capsys)
+    assert loader.config is None
+
+
+def test_run_batch(loader: Loader, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "model": "ours"}
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    source.write_text(json.dumps(request) + "\n", encoding="utf-8")
+    argv = ["run-batch", "some/model", "-i", str(source), "-o", str(target), "--served-model-name", "ours"]
+    assert main([*argv, "--block-size", "32"]) == 0
+    assert loader.config is not None
+    assert (loader.config.model.model, loader.config.cache.block_size) == ("some/model", 32)
+    assert json.loads(target.read_text())["response"]["body"]["choices"][0]["message"]["content"] == "Hello"
+    assert capsys.readouterr().out == f"1 answered, 0 of them failed: {target}\n"
+    assert loader.engine.shutdowns == [0.0]
+    loader.engine.dead = None
+    source.write_text(source.read_text() + "{\n", encoding="utf-8")
+    assert main(argv) == 1
+    fails(["run-batch", "-i", "nowhere", "-o", str(target)], 2, "--input-file 'nowhere' is no file", capsys)
+    fails(["run-batch", "-i", str(source), "-o", "no/where"], 2, "--output-file 'no/where' is in no folder", capsys)
+    fails([*argv, "--port", "1"], 2, "unknown flag --port", capsys)
+
+
+def test_collect_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_foo")
+    monkeypatch.setattr(collect_env, "_DEVICES", "raise RuntimeError('no driver')")
+    assert main(["collect-env"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["versions"]["jax"]
+    assert shown["machine"]["cores"]
+    assert shown["jax"] == {"error": "jax has failed (code 1): RuntimeError: no driver"}
+    assert (shown["environment"]["HF_TOKEN"], shown["environment"]["XLA_FLAGS"]) == ("***", "--xla_cpu_foo")
 
 
 def test_load_errors_end_with_code_one(loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:

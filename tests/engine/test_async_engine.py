@@ -19,6 +19,8 @@ from jaxserve.outputs import TokenEvent
 from jaxserve.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxserve.server import create_app
 from tests.engine.tiny import greedy, start_tiny
+from tests.server.serving import served
+from tests.server.test_connections import wait_until
 
 pytestmark = pytest.mark.anyio
 PROMPT, OTHER = list(range(4, 20)), list(range(30, 39))
@@ -150,6 +152,84 @@ async def test_an_engine_that_fails_is_told_by_health_and_to_every_request() -> 
             assert '"code":503' in streamed.text
             assert (await client.get("/health")).status_code == 503
             assert (await client.post("/v1/completions", json=body)).status_code == 503
+
+
+def leave(url: str, body: dict[str, Any]) -> None:
+    """A client that gives up."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=0.25)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_forgotten_in_whatever_state_its_request_is(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = AsyncLLM(start_tiny())
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 70, "ignore_eos": True, "stream": stream}
+    with served(llm, ServerConfig(port=0, sse_keep_alive_interval=0.0)) as url:
+        compiling = threading.Event()
+        compiled = llm._input.grammars._compile
+        monkeypatch.setattr(llm._input.grammars, "_compile", lambda wanted: compiling.wait(20) and compiled(wanted))
+        leave(url, {**body, "guided_regex": "a{30}"})
+        wait_until(lambda: llm.stats().num_preparing == 0)
+        compiling.set()
+        gate = Gate(llm)
+        leave(url, body)  # queued: no step is made
+        long = {**body, "prompt": PROMPT * 3}
+        asked = threading.Thread(target=leave, args=(url, long))
+        asked.start()
+        wait_until(lambda: bool(llm._streams))
+        gate.open(1)  # a part of its prompt is computed
+        asked.join()
+        for _ in range(12):  # decoding, and then not a token more
+            gate.open(1)
+        leave(url, body)
+        wait_until(lambda: llm._streams == {})
+        gate.open()
+        wait_until(lambda: not llm._engine.has_work)
+        stats = llm.stats()
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        assert stats.num_free_blocks == stats.num_blocks
+        ends = httpx.get(f"{url}/metrics").text
+        assert 'request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 4.0' in ends
+        body |= {"max_tokens": 2, "stream": False}
+        assert httpx.post(f"{url}/v1/completions", json=body).json()["usage"]["completion_tokens"] == 2
+    asyncio.run(llm.shutdown())
+
+
+async def test_steps_are_timed_by_kind_and_age_with_work_alone() -> None:
+    async with running() as llm:
+        assert llm.stats().last_step_age == 0
+        await collect(llm, PROMPT, "a", greedy(5))
+        await until(lambda: not llm._engine.has_work)
+        stats = llm.stats()
+        counts = {kind: timings.cumulative()[-1][1] for kind, timings in stats.step_seconds.items()}
+        assert (counts["prefill"], counts["verify"], counts["mixed"]) == (1, 0, 0)
+        assert counts["decode"] >= 4
+        assert stats.step_seconds["decode"].total > 0
+        gate = Gate(llm)
+        asked = asyncio.create_task(collect(llm, PROMPT, "b", greedy(5)))
+        await until(lambda: llm.stats().last_step_age > 0.05)
+        gate.open()
+        await asked
+        await until(lambda: llm.stats().last_step_age == 0)
+
+
+async def test_a_full_queue_tells_when_to_come_back() -> None:
+    async with running({"max_num_queued_reqs": 1}, max_rows=2, exact=True) as llm:
+        for index in range(40):
+            await collect(llm, PROMPT, f"a{index}", greedy(1))
+        assert llm._pace.seconds_per_end < 1
+        llm._pace.seconds_per_end = 7.2
+        gate = Gate(llm)
+        asked = [asyncio.create_task(collect(llm, PROMPT, f"r{i}", greedy(4))) for i in range(4)]
+        await asyncio.sleep(0.05)
+        transport = httpx.ASGITransport(create_app(llm, ServerConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            refused = await client.post("/v1/completions", json={"prompt": PROMPT})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "8")
+        gate.open()
+        await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_output_that_cannot_be_processed_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

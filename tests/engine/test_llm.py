@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.engine.llm import LLM
 from jaxserve.errors import ConfigError, EngineDeadError, RequestError
 from jaxserve.runner import Runner, StepHandle
+from jaxserve.sampling_params import SamplingParams
 from tests.engine.tiny import greedy, start_tiny
 
 PROMPTS = [list(range(4, 20)), list(range(30, 37))]
@@ -61,6 +63,44 @@ def test_an_answer_ended_by_a_stop_string_leaves_nothing_behind(llm: LLM) -> Non
     assert (cut.text, cut.finish_reason, cut.stop_reason) == (text[: text.index(stop)], "stop", stop)
     assert not llm.engine.has_work
     assert llm.stats().num_free_blocks == llm.stats().num_blocks
+
+
+def test_embeddings_have_the_length_and_the_size_that_are_asked(llm: LLM) -> None:
+    whole, again = llm.embed([*PROMPTS[:1], PROMPTS[0]], pooling="mean", normalize=False, use_tqdm=False)
+    assert whole.embedding.shape == (llm.model_config.hidden_size,)
+    assert np.array_equal(whole.embedding, again.embedding)
+    (short,) = llm.embed(PROMPTS[0], pooling="mean", dimensions=8, use_tqdm=False)
+    head = whole.embedding[:8]
+    np.testing.assert_allclose(short.embedding, head / np.linalg.norm(head), rtol=1e-5)
+    for settings in ({"dimensions": 0}, {"dimensions": 10**6}, {"pooling": "max"}):
+        with pytest.raises(RequestError, match=next(iter(settings))):
+            llm.embed(PROMPTS, **settings)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="cannot be paired"):
+        llm.score(["a", "b"], ["c"])
+    with pytest.raises(RequestError, match="max_tokens"):
+        SamplingParams(max_tokens=0)
+    (nothing,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=0, prompt_logprobs=1, n=2), use_tqdm=False)
+    assert [(out.text, out.token_ids, out.finish_reason) for out in nothing.outputs] == [("", [], "length")] * 2
+    assert nothing.prompt_logprobs is not None
+    assert len(nothing.prompt_logprobs) == len(PROMPTS[0])
+
+
+def test_a_chat_template_is_told_of_tools(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    message = [{"role": "user", "content": "x"}]
+    with pytest.raises(RequestError, match="knows none"):
+        llm.chat(message, greedy(1), tools=tools, use_tqdm=False)
+    told: list[Any] = []
+
+    def render(self: Any, messages: Any, **options: Any) -> list[int]:
+        told.append(options["tools"])
+        return PROMPTS[0]
+
+    monkeypatch.setattr(type(llm.tokenizer), "chat_template", "{{ tools }}")
+    monkeypatch.setattr(type(llm.tokenizer), "apply_chat_template", render)
+    llm.chat(message, greedy(1), tools=tools, use_tqdm=False)
+    llm.chat(message, greedy(1), use_tqdm=False)
+    assert told == [tools, None]
 
 
 def test_after_a_shutdown_it_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

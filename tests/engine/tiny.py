@@ -10,14 +10,14 @@ from jaxserve.sampling_params import SamplingParams
 from tests.equivalence.harness import CONTEXT, MODEL, build
 from tests.tokenizer.samples import byte_level_metadata, made_from
 
-__all__ = ["greedy", "start_tiny"]
+__all__ = ["TOKENIZER", "greedy", "start_tiny"]
 
-_TOKENIZER, _ = made_from(byte_level_metadata("gpt-2"))
+TOKENIZER, _ = made_from(byte_level_metadata("gpt-2"))
 
 
 def start_tiny(config: dict[str, Any] | None = None, **shape: Any) -> Started:
     """``config`` has settings of the engine, ``shape`` those of ``build``."""
-    return Started(EngineConfig.from_flat(config or {}), build(**shape), _TOKENIZER, MODEL, "tiny", CONTEXT, {})
+    return Started(EngineConfig.from_flat(config or {}), build(**shape), TOKENIZER, MODEL, "tiny", CONTEXT, {})
 
 
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:

@@ -318,7 +318,7 @@ def _scores(
     cache = KVCache.zeros(model.num_layers, (CONTEXT + 1, 1, model.num_kv_heads, model.head_dim), jnp.dtype("float32"))
     nobody = jnp.zeros(2, jnp.int32)
     weights = _weights(model, ask.adapter)
-    _, hidden = _dense(model)(weights, cache, Newest(nobody, nobody, DraftState.empty(1, 0)), step)
+    _, hidden, _ = _dense(model)(weights, cache, Newest(nobody, nobody, DraftState.empty(1, 0)), step)
     arrays = make_sampling_input([row], 1, 1)
     scores = penalise(logits(weights, hidden), history_counts(row, MODEL.vocab_size)[None], arrays)
     for token, value in ask.params.logit_bias.items():

@@ -22,7 +22,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.speculative import DraftState
 from pallas_kernels.paged_attention import select_backend
 
-__all__ = ["all_logits"]
+__all__ = ["all_logits", "hidden_states"]
 
 _BLOCK = 4
 _BUCKET = Bucket(96, 1, has_prefill=True)  # one program for prompts and chunks of any length
@@ -32,7 +32,14 @@ _MAX_BLOCKS = 24
 def all_logits(
     params: dict[str, Any], config: ModelConfig, tokens: Sequence[int], chunks: Sequence[int] | None = None
 ) -> NDArray[np.float32]:
-    """Logits [len(tokens), V] of one row, computed whole or in chunks of the given lengths.
+    """Logits [len(tokens), V] of one row, computed whole or in chunks of the given lengths."""
+    return np.asarray(logits(params, jnp.asarray(hidden_states(params, config, tokens, chunks))))
+
+
+def hidden_states(
+    params: dict[str, Any], config: ModelConfig, tokens: Sequence[int], chunks: Sequence[int] | None = None
+) -> NDArray[np.float32]:
+    """Hidden states [len(tokens), E], from which the logits are made.
 
     Attention is native where it serves the heads: such a program compiles several times faster.
     """
@@ -60,4 +67,4 @@ def _step(
     nobody = jnp.zeros(2, jnp.int32)
     inputs = decoder_input(step, Newest(nobody, nobody, DraftState.empty(1, 0)), kv, _BUCKET)
     hidden, kv = decode(params, config, inputs, kv, backend=backend)
-    return kv, logits(params, hidden)
+    return kv, hidden

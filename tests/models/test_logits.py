@@ -21,7 +21,7 @@ from transformers import (
 
 from jaxserve.config import ModelOptions
 from jaxserve.weights import open_model
-from tests.models.dense import all_logits
+from tests.models.dense import all_logits, hidden_states
 
 CONTEXT = 128
 TOKENS = np.random.default_rng(5).integers(0, 96, 75).tolist()
@@ -109,6 +109,17 @@ def test_logits_equal_those_of_transformers_whole_and_in_chunks(case: str, tmp_p
     np.testing.assert_allclose(all_logits(params, opened.config, TOKENS), want, atol=1e-4)
     chunks = [30, 1, 1, 30, 13]
     np.testing.assert_allclose(all_logits(params, opened.config, TOKENS, chunks), want, atol=1e-4)
+
+
+def test_hidden_states_equal_those_of_transformers(tmp_path: Path) -> None:
+    model = tiny(LlamaConfig, {})
+    model.save_pretrained(tmp_path)
+    opened = open_model(ModelOptions(model=str(tmp_path)))
+    with torch.no_grad():
+        want = np.asarray(model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states[-1][0].numpy())
+    got = hidden_states(opened.load("float32"), opened.config, TOKENS)
+    assert np.abs(want).max() > 1.0
+    np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 def test_a_window_is_exact_at_every_prompt_length_whole_and_in_chunks(tmp_path: Path) -> None:

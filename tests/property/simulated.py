@@ -362,4 +362,5 @@ def check_blocks(blocks: BlockManager, requests: Iterable[Request]) -> None:
             uses[block] += 1
     free = pool.free_blocks()
     assert pool.refs == uses
+    assert pool.num_cached == sum(block in pool._content for block in free)
     assert sorted(free) == [block for block in range(1, pool.num_blocks) if not uses[block]]

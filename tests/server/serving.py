@@ -10,12 +10,11 @@ from contextlib import contextmanager
 import uvicorn
 
 from jaxserve.config import ServerConfig
-from jaxserve.server import bind, create_app
-from tests.server.fake import FakeEngine
+from jaxserve.server import Engine, bind, create_app
 
 
 @contextmanager
-def served(engine: FakeEngine, config: ServerConfig) -> Iterator[str]:
+def served(engine: Engine, config: ServerConfig) -> Iterator[str]:
     """Serve until the context ends; gives the URL."""
     with bind(config) as sock:
         app = create_app(engine, config)

@@ -113,6 +113,20 @@ async def test_prompt_is_the_template_s_own_ids(client: httpx.AsyncClient, engin
     assert await prompt_of(client, engine, USER, begun, continue_final_message=True) == "<user>hi</><assistant>So"
 
 
+async def test_what_clients_add_to_answers_they_send_back_is_no_part_of_the_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    added = {**call, "index": 0, "function": {**call["function"], "parsed_arguments": {"x": 1}}}  # type: ignore[dict-item]
+    user = {"role": "user", "content": "x"}
+    for messages in (
+        [user, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        [user, {"role": "assistant", "content": None, "tool_calls": [added], "parsed": {"a": 1}, "annotations": []}],
+    ):
+        assert (await client.post(PATH, json={"messages": messages, "max_tokens": 1})).status_code == 200
+    assert engine.submitted[0]["ids"] == engine.submitted[1]["ids"]
+
+
 async def test_content_parts_and_roles(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "rule"}, {"role": "user", "content": parts}]

@@ -198,7 +198,7 @@ async def test_every_sampling_parameter_arrives(client: httpx.AsyncClient, engin
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     }
-    given["structured_outputs"] = {"regex": "a"}
+    given |= {"structured_outputs": {"regex": "a"}, "prompt_logprobs": 2}
     assert given.keys() == SamplingParams.names()
     expected = {**given, "logit_bias": {5: 1.0}, "structured_outputs": StructuredOutputsParams(regex="a")}
     await post(client, prompt="x", cache_salt="salt", **given)
@@ -226,6 +226,17 @@ async def test_seed_minus_one_and_zero(client: httpx.AsyncClient, engine: FakeEn
 async def test_huge_max_tokens_is_left_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await post(client, prompt="x" * 20, max_tokens=10_000_000)
     assert answer["usage"]["completion_tokens"] == engine.max_model_len - 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_limit_beyond_the_context_is_told_in_a_header(client: httpx.AsyncClient, stream: bool) -> None:
+    body = {"prompt": "y" * 500, "stream": stream}
+    response = await client.post("/v1/completions", json={**body, "max_tokens": 50})
+    assert response.headers["x-jaxserve-max-tokens"] == "12"
+    response = await client.post("/v1/completions", json={**body, "max_tokens": 12})
+    assert "x-jaxserve-max-tokens" not in response.headers
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 10_000, "stream": stream}
+    assert int((await client.post("/v1/chat/completions", json=chat)).headers["x-jaxserve-max-tokens"]) < 512
 
 
 async def test_several_greedy_completions(client: httpx.AsyncClient) -> None:

@@ -80,6 +80,24 @@ def test_dropped_plain_request_is_aborted(serve: Serve) -> None:
     assert not engine.running
 
 
+def gone(url: str, stage: str) -> float:
+    head = f'jaxserve:client_disconnects_total{{engine="0",model_name="fake-model",stage="{stage}"}} '
+    text = httpx.get(f"{url}/metrics").text
+    return float(next(line for line in text.splitlines() if line.startswith(head)).removeprefix(head))
+
+
+def test_clients_that_left_are_counted(serve: Serve) -> None:
+    engine = FakeEngine(seconds_per_token=0.02)
+    url = serve(engine)
+    body = {"prompt": "x", "max_tokens": 500}
+    httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 2})
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json=body, timeout=0.2)
+    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as response:
+        next(response.iter_lines())
+    wait_until(lambda: (gone(url, "waiting"), gone(url, "streaming")) == (1, 1))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_dropped_queued_request_is_aborted(serve: Serve, stream: bool) -> None:
     engine = FakeEngine(max_running=0)

@@ -142,7 +142,7 @@ async def test_content_type_and_size(client: httpx.AsyncClient) -> None:
         ({"structured_outputs": {"regx": "x"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"reasoning": ["", "x"], "regex": "x"}}, "structured_outputs"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],
 )
@@ -177,7 +177,7 @@ async def test_bad_parameters_are_named_on_both_routes(
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": ["x"] * 2000}, "prompt"),
         ({"prompt": "x" * 600}, "prompt"),
-        ({"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}, "echo"),
+        ({"prompt": "x", "echo": True, "suffix": "y"}, "echo"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),
         ({"prompt": "x", "best_of": 2, "n": 3}, "best_of"),
@@ -220,6 +220,16 @@ async def test_bad_completions(
 async def test_bad_chats(client: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
     assert error_of(await client.post(CHAT, json=body))["param"] == param
+
+
+@pytest.mark.parametrize("depth", [300, 800])
+async def test_tools_that_nest_too_deeply(client: httpx.AsyncClient, depth: int) -> None:
+    inner = '{"type":"object","properties":{"a":' * depth + "{}" + "}}" * depth
+    tools = f'[{{"type":"function","function":{{"name":"f","parameters":{inner}}}}}]'
+    for choice in ("auto", "required"):
+        body = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":{tools},"tool_choice":"{choice}"}}'
+        error_of(await client.post(CHAT, content=body, headers=JSON))
+    await still_works(client)
 
 
 async def test_parameters_that_ask_for_nothing_are_taken(client: httpx.AsyncClient) -> None:

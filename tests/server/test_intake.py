@@ -132,13 +132,13 @@ def test_the_loop_is_free_while_a_huge_body_is_read(client: httpx.Client) -> Non
 def test_a_process_that_died_is_replaced() -> None:
     helper = Helper({"a": 1})
     try:
-        assert helper.call(operator.contains, b"a") is False
+        assert helper.call(operator.contains, [b"", b"a"]) is False
         process = helper._process
         assert process is not None
         process.kill()
         process.wait()
         with pytest.raises(RuntimeError, match="has failed:\nTraceback"):
-            helper.call(operator.add, b"a")
+            helper.call(operator.add, [b"a"])
         assert helper._process is not process
     finally:
         helper.close()

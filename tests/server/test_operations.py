@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -132,6 +134,120 @@ async def test_failures_are_counted(client: httpx.AsyncClient, engine: FakeEngin
     engine.fails_at = 2
     await client.post("/v1/completions", json={"prompt": "abc"})
     assert await sample(client, "vllm:request_success_total", finished_reason="error") == 1
+
+
+NAMES = {
+    "vllm": {
+        *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"),
+        *("cache_config_info", "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+        *("prompt_tokens_total", "prompt_tokens_by_source_total", "prompt_tokens_cached_total"),
+        *("prompt_tokens_cached_by_source_total", "generation_tokens_total", "request_success_total"),
+        *("admission_rejections_total", "request_prompt_tokens", "request_generation_tokens"),
+        *("iteration_tokens_total", "request_max_num_generation_tokens", "request_params_n"),
+        *("request_params_max_tokens", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
+        *("request_inference_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+        *("request_num_preemptions", "request_prefill_kv_computed_tokens", "spec_decode_num_drafts_total"),
+        *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+        "spec_decode_num_accepted_tokens_per_pos_total",
+    },
+    "jaxserve": {
+        *("runtime_compiles_total", "step_padding_ratio", "step_duration_seconds", "last_step_age_seconds"),
+        *("kv_blocks", "kv_internal_fragmentation_ratio", "preempted_recompute_tokens_total"),
+        *("prefix_miss_tokens_total", "spec_disabled_total", "spec_k", "request_timeouts_total"),
+        *("client_disconnects_total", "grammar_compile_seconds", "host_memory_bytes"),
+    },
+}
+
+
+@pytest.mark.parametrize("compat", ["vllm", "none"])
+async def test_names(compat: str) -> None:
+    app = create_app(FakeEngine(), ServerConfig(metrics_compat=compat))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        text = (await client.get("/metrics")).text
+    shown = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    shown = {name for name in shown if not name.endswith("_created")}
+    wanted = {f"jaxserve:{name}" for name in NAMES["vllm"] | NAMES["jaxserve"]}
+    assert shown == wanted | ({f"vllm:{name}" for name in NAMES["vllm"]} if compat == "vllm" else set())
+
+
+async def test_buckets_are_those_of_vllm(client: httpx.AsyncClient) -> None:
+    for name, first, last, count in (
+        ("time_to_first_token_seconds", "0.001", "2560.0", 22),
+        ("inter_token_latency_seconds", "0.01", "80.0", 19),
+        ("request_time_per_output_token_seconds", "0.01", "80.0", 19),
+        ("e2e_request_latency_seconds", "0.3", "7680.0", 21),
+        ("iteration_tokens_total", "1.0", "16384.0", 13),
+        ("request_params_n", "1.0", "20.0", 5),
+        ("request_num_preemptions", "1.0", "20.0", 7),
+    ):
+        head = f"vllm:{name}_bucket{{"
+        lines = [line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(head)]
+        edges = [line.partition('le="')[2].partition('"')[0] for line in lines]
+        assert (edges[0], edges[-2], edges[-1], len(edges)) == (first, last, "+Inf", count + 1)
+
+
+async def test_requests_are_taken_apart(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.seconds_per_token = 0.01
+    for stream in (False, True):
+        body = {"prompt": "x" * 20, "max_tokens": 5, "n": 2, "stream": stream}
+        await client.post("/v1/completions", json=body)
+    for name, total in (
+        ("request_params_n", 4),
+        ("request_params_max_tokens", 10),
+        ("request_max_num_generation_tokens", 10),
+        ("request_prefill_kv_computed_tokens", 8),
+    ):
+        assert await sample(client, f"vllm:{name}_count") == 2
+        assert await sample(client, f"vllm:{name}_sum") == total
+    assert await sample(client, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 32
+    assert await sample(client, "vllm:prompt_tokens_by_source_total", source="local_compute") == 8
+    assert await sample(client, "vllm:prompt_tokens_cached_total") == 32
+    assert await sample(client, "vllm:prompt_tokens_cached_by_source_total", source="device") == 32
+    prefill = await sample(client, "vllm:request_prefill_time_seconds_sum")
+    decode = await sample(client, "vllm:request_decode_time_seconds_sum")
+    assert await sample(client, "vllm:request_inference_time_seconds_sum") == pytest.approx(prefill + decode)
+    assert await sample(client, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(decode / 4)
+    assert await sample(client, "vllm:request_num_preemptions_count") == 0
+
+
+async def test_a_refusal_for_want_of_a_place_is_counted(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.max_queued, engine.waiting = 1, {"other"}
+    await client.post("/v1/completions", json={"prompt": "x"})
+    assert await sample(client, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
+
+
+async def test_state_of_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.running |= {"a"}
+    engine.waiting |= {"b"}
+    for state, count in (("active", 1), ("cached", 9), ("free", 90)):
+        assert await sample(client, "jaxserve:kv_blocks", state=state) == count
+    assert await sample(client, "vllm:num_requests_waiting_by_reason", reason="capacity") == 1
+    assert await sample(client, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
+    assert await sample(client, "jaxserve:prefix_miss_tokens_total", reason="cold") == 7
+    assert await sample(client, "jaxserve:last_step_age_seconds") == 0.5
+    assert await sample(client, "jaxserve:preempted_recompute_tokens_total") == 11
+    assert await sample(client, "jaxserve:host_memory_bytes") > 2**20
+    assert await sample(client, "jaxserve:step_duration_seconds_bucket", kind="decode", le="0.02") == 1
+    assert await sample(client, "jaxserve:step_duration_seconds_count", kind="decode") == 2
+    assert await sample(client, "jaxserve:step_duration_seconds_sum", kind="decode") == 0.515
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_times_of_a_request_that_asks_for_them(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.seconds_per_token = 0.01
+    body = {"prompt": ["a", "b"], "max_tokens": 4, "stream": stream, "include_metrics": True}
+    text = (await client.post("/v1/completions", json=body)).text
+    answer = json.loads(text.split("\n\n")[-3].removeprefix("data: ") if stream else text)
+    assert len(answer["metrics"]) == 2
+    for times in answer["metrics"]:
+        parts = times["time_in_queue"] + times["prefill_time"] + times["decode_time"]
+        assert times["e2e_latency"] == pytest.approx(parts)
+        assert times["time_to_first_token"] == pytest.approx(times["time_in_queue"] + times["prefill_time"])
+        assert times["decode_time"] > 0.02
+    assert "metrics" not in (await client.post("/v1/completions", json={**body, "include_metrics": False})).text
 
 
 async def test_two_apps_do_not_share_metrics(engine: FakeEngine) -> None:

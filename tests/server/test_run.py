@@ -6,11 +6,9 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -19,27 +17,7 @@ from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.server import bind
 
-Start = Callable[[float, float], tuple["subprocess.Popen[str]", str]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a server with a pace and a time to drain; gives its process and URL."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(pace: float, drain: float) -> tuple[subprocess.Popen[str], str]:
-        command = [sys.executable, str(Path(__file__).with_name("serve_fake.py")), str(pace), "0", str(drain)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("jaxserve: serving fake-model on http://127.0.0.1:")
-        return process, line.split()[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 def stream_in_background(url: str, num_tokens: int) -> tuple[threading.Thread, list[str]]:
@@ -60,7 +38,7 @@ def stream_in_background(url: str, num_tokens: int) -> tuple[threading.Thread, l
 
 
 def test_first_signal_lets_running_requests_end(start: Start) -> None:
-    process, url = start(0.02, 30)
+    process, url = start(0.02, shutdown_timeout=30)
     reader, lines = stream_in_background(url, 40)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -76,7 +54,7 @@ def test_first_signal_lets_running_requests_end(start: Start) -> None:
 
 @pytest.mark.parametrize(("drain", "signals"), [(0.3, [signal.SIGTERM]), (60, [signal.SIGINT, signal.SIGTERM])])
 def test_drain_ends_with_its_time_or_a_second_signal(start: Start, drain: float, signals: list[signal.Signals]) -> None:
-    process, url = start(0.02, drain)
+    process, url = start(0.02, shutdown_timeout=drain)
     reader, lines = stream_in_background(url, 500)
     began = time.monotonic()
     for number in signals:
@@ -92,7 +70,7 @@ def test_drain_ends_with_its_time_or_a_second_signal(start: Start, drain: float,
 
 
 def test_idle_server_stops_at_once(start: Start) -> None:
-    process, url = start(0.0, 30)
+    process, url = start(0.0)
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=5)

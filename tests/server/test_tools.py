@@ -12,7 +12,7 @@ import pytest
 from jaxserve.config import ServerConfig
 from jaxserve.sampling_params import StructuredOutputsParams
 from jaxserve.server import create_app
-from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS
+from jaxserve.server.parsers import REASONING_PARSERS, TOOL_PARSERS, OutputParser
 from tests.server.fake import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -263,3 +263,52 @@ def test_flags_name_all_parsers() -> None:
     fields = ServerConfig.__dataclass_fields__
     assert set(fields["tool_call_parser"].metadata["choices"]) == {"auto", "none", *TOOL_PARSERS}
     assert set(fields["reasoning_parser"].metadata["choices"]) == {"none", *REASONING_PARSERS}
+
+
+async def test_strict_functions_are_held_to_their_schemas_where_the_format_has_a_mark(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.says = HERMES
+    strict = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
+    choice = await ask(client, tools=[strict, TOOLS[1]])
+    assert len(choice["message"]["tool_calls"]) == 2
+    assert engine.submitted[-1]["params"].structured_outputs.structural_tag == {
+        "structures": [
+            {"begin": '<tool_call>\n{"name": "weather", "arguments": ', "schema": SCHEMA, "end": "}\n</tool_call>"},
+            {
+                "begin": '<tool_call>\n{"name": "time", "arguments": ',
+                "schema": {"type": "object"},
+                "end": "}\n</tool_call>",
+            },
+        ],
+        "triggers": ["<tool_call>"],
+    }
+    for parser in ("llama3_json", "qwen3_xml"):
+        app = create_app(engine, ServerConfig(tool_call_parser=parser))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as other:
+            await ask(other, tools=[strict])
+        assert engine.submitted[-1]["params"].structured_outputs is None
+
+
+@pytest.mark.parametrize("name", [name for name, parser in TOOL_PARSERS.items() if parser.strict])
+def test_what_strict_calls_look_like_is_found_by_the_parser(name: str) -> None:
+    before, behind = TOOL_PARSERS[name].tag("weather")
+    assert before.startswith(TOOL_PARSERS[name].marks[0])
+    parser = OutputParser(calls=TOOL_PARSERS[name].parse, tools={"weather": SCHEMA})
+    piece = parser.push("So: " + before + '{"city": "Oslo"}' + behind, last=True)
+    assert [(call.name, call.arguments) for call in piece.calls] == [("weather", '{"city":"Oslo"}')]
+    assert piece.content == "So:"
+
+
+async def test_structural_tags_in_both_fields(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    tag = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
+    for fields in (
+        {"response_format": {"type": "structural_tag", **tag}},
+        {"structured_outputs": {"structural_tag": tag}},
+        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+    ):
+        await ask(client, max_tokens=1, **fields)
+        assert engine.submitted[-1]["params"].structured_outputs.structural_tag == tag
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "text", "triggers": ["x"]}}
+    response = await client.post(PATH, json=body)
+    assert response.json()["error"]["param"] == "response_format"

@@ -1,4 +1,4 @@
-"""What paged KV, continuous batching, prefix caching and chunked prefill are said to gain: each switched off and on."""
+"""What the parts of the design are said to gain, or not to cost: each switched off and on."""
 
 from __future__ import annotations
 

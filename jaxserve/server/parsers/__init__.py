@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxserve.server.parsers.output import Call, OutputParser, Piece
 from jaxserve.server.parsers.reasoning import END, REASONING_PARSERS, START, ReasoningParser
 from jaxserve.server.parsers.registry import TOOL_PARSERS, ToolParser, detect
-from jaxserve.server.parsers.source import ParseCalls, Tools
+from jaxserve.server.parsers.source import Event, ParseCalls, Tools
 
 __all__ = [
     "END",
@@ -13,6 +13,7 @@ __all__ = [
     "START",
     "TOOL_PARSERS",
     "Call",
+    "Event",
     "OutputParser",
     "ParseCalls",
     "Piece",

@@ -55,13 +55,22 @@ class OutputParser:
 
     def push(self, text: str, *, last: bool = False) -> Piece:
         """Take more text, maybe the last; what is certain now."""
+        return _piece(self.read(text, last=last))
+
+    def read(self, text: str, *, last: bool = False) -> list[Event]:
+        """As ``push``, in the order in which it was written."""
         events = [Event("content", text)] if self._reasoning is None else self._reasoning.push(text)
         if last and self._reasoning is not None:
             events += self._reasoning.finish()
         events = self._find_calls(events)
         if last and self._calls is not None:
             events += self._calls.finish()
-        return self._piece(events)
+        kept = [event for event in events if not self._is_surplus(event)]
+        self.num_calls += sum(event.kind == "name" for event in kept)
+        return kept
+
+    def _is_surplus(self, event: Event) -> bool:
+        return event.kind in ("name", "arguments") and self._max_calls is not None and event.index >= self._max_calls
 
     def _find_calls(self, events: list[Event]) -> list[Event]:
         if self._calls is None:
@@ -71,19 +80,19 @@ class OutputParser:
             found += self._calls.push(event.text) if event.kind == "content" else [event]
         return found
 
-    def _piece(self, events: Iterable[Event]) -> Piece:
-        piece = Piece()
-        for event in events:
-            if event.kind == "content":
-                piece.content += event.text
-            elif event.kind == "reasoning":
-                piece.reasoning += event.text
-            elif self._max_calls is None or event.index < self._max_calls:
-                if not piece.calls or piece.calls[-1].index != event.index:
-                    piece.calls.append(Call(event.index))
-                if event.kind == "name":
-                    piece.calls[-1].name = event.text
-                    self.num_calls += 1
-                else:
-                    piece.calls[-1].arguments += event.text
-        return piece
+
+def _piece(events: Iterable[Event]) -> Piece:
+    piece = Piece()
+    for event in events:
+        if event.kind == "content":
+            piece.content += event.text
+        elif event.kind == "reasoning":
+            piece.reasoning += event.text
+        else:
+            if not piece.calls or piece.calls[-1].index != event.index:
+                piece.calls.append(Call(event.index))
+            if event.kind == "name":
+                piece.calls[-1].name = event.text
+            else:
+                piece.calls[-1].arguments += event.text
+    return piece

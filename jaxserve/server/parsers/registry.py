@@ -19,22 +19,42 @@ class ToolParser:
     Attributes:
         parse: takes an answer apart.
         marks: texts by which the format is known; a tokenizer may have them as special tokens.
+        strict: what stands before a call's name, between that and its arguments, and behind them, where the format can
+            be held to their schema; its mark comes first. None where it cannot.
         id_length: characters of a call's id, where the model's template insists on their number.
     """
 
     parse: ParseCalls
     marks: tuple[str, ...] = ()
     id_length: int | None = None
+    strict: tuple[str, str, str] | None = None
+
+    def tag(self, name: str) -> tuple[str, str]:
+        """What stands before and behind the arguments of a call. Only where the format can be ``strict``."""
+        assert self.strict is not None, "asked before"
+        before, between, behind = self.strict
+        return f"{before}{name}{between}", behind
 
 
+_BETWEEN = '", "arguments": '
 _XML = ToolParser(qwen3_xml, ("<tool_call>", "</tool_call>", "<function="))
 
 TOOL_PARSERS: dict[str, ToolParser] = {
-    "granite": ToolParser(marked(("<|tool_call|>", "<tool_call>"), "</tool_call>"), ("<|tool_call|>", "<tool_call>")),
-    "hermes": ToolParser(marked(("<tool_call>",), "</tool_call>"), ("<tool_call>", "</tool_call>")),
+    "granite": ToolParser(
+        marked(("<|tool_call|>", "<tool_call>"), "</tool_call>"),
+        ("<|tool_call|>", "<tool_call>"),
+        strict=('<|tool_call|>[{"name": "', _BETWEEN, "}]"),
+    ),
+    "hermes": ToolParser(
+        marked(("<tool_call>",), "</tool_call>"),
+        ("<tool_call>", "</tool_call>"),
+        strict=('<tool_call>\n{"name": "', _BETWEEN, "}\n</tool_call>"),
+    ),
     "json": ToolParser(leading),
     "llama3_json": ToolParser(llama3_json, ("<|python_tag|>", "<|eom_id|>")),
-    "mistral": ToolParser(mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), id_length=9),
+    "mistral": ToolParser(
+        mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), 9, ('[TOOL_CALLS][{"name": "', _BETWEEN, "}]")
+    ),
     "pythonic": ToolParser(pythonic, ("<|python_start|>", "<|python_end|>")),
     "qwen3_coder": _XML,
     "qwen3_xml": _XML,
