@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.bench.claims import CLAIMS, FULL, QUICK, Claim, Figure, Outcome, Sizes, check_claims, choose, report, show
-from jaxserve.bench.claims.claim import Figures, InTurns, Measure, OneByOne
+from jaxserve.bench.claims.claim import Figures, Measure
 from jaxserve.bench.claims.run import claims_config
 from jaxserve.cli import main
 from jaxserve.config import EngineConfig
@@ -63,27 +63,25 @@ def test_paged_kv_holds_more_sequences_and_wastes_less(started: list[EngineConfi
 def test_both_ways_take_turns_part_by_part() -> None:
     turns: list[str] = []
 
-    def measure(way: str) -> Callable[[int], Iterator[Figures]]:
+    @contextmanager
+    def session(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
+        way = "on" if config.cache.enable_prefix_caching else "off"
+
         def parts(seed: int) -> Iterator[Figures]:
             for part in ("first", "second"):
                 turns.append(f"{way} {part} {seed}")
                 yield {part: len(turns)}
 
-        return parts
+        yield parts
 
-    @contextmanager
-    def both(config: EngineConfig, sizes: Sizes) -> Iterator[Sequence[Measure]]:
-        yield measure("off"), measure("on")
-
-    claim = Claim("turns", "", "off", "on", InTurns(both), (), lambda off, on: [])
+    ways = ({"enable_prefix_caching": False}, {"enable_prefix_caching": True})
+    claim = Claim("turns", "", "off", "on", lambda sizes, config: ways, session, (), lambda off, on: [])
     [outcome] = check_claims(EngineConfig.from_flat({}), [claim], TINY, 2, lambda line: None)
-    warm_up = [f"{way} {part} 2" for way in ("off", "on") for part in ("first", "second")]
-    assert turns[:4] == warm_up
-    assert turns[4:8] == ["on first 0", "off first 0", "on second 0", "off second 0"]
-    assert turns[8:] == ["off first 1", "on first 1", "off second 1", "on second 1"]
+    order = ["off first", "on first", "off second", "on second"]
+    assert turns == [f"{turn} {seed}" for seed in (0, 1) for turn in order]
     assert outcome.repeats == {
-        "off": [{"first": 6, "second": 8}, {"first": 9, "second": 11}],
-        "on": [{"first": 5, "second": 7}, {"first": 10, "second": 12}],
+        "off": [{"first": 1, "second": 3}, {"first": 5, "second": 7}],
+        "on": [{"first": 2, "second": 4}, {"first": 6, "second": 8}],
     }
 
 
@@ -121,59 +119,43 @@ def test_speculation_is_compared_with_plain_decoding(started: list[EngineConfig]
         assert off[f"{kind}, tokens per verify"] == 1 <= on[f"{kind}, tokens per verify"] <= 5
         assert all(figures[f"{kind}, {batch} at once"] > 0 for batch in (1, 2) for figures in (off, on))
     assert on["copying, tokens per verify"] > 1
-    assert [config.speculative.speculative_model for config in started] == [None, "[ngram]"]
+    ways = CLAIMS["speculation"].settings(FULL, EngineConfig())
+    assert [way["speculative_model"] for way in ways] == [None, "[ngram]"]
 
 
 @pytest.fixture
 def few_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as engines have slots in any case."""
-    for name, count in {"_MIXED": 4, "_HELD": 4, "_LOADED": 2, "_PAUSE": 0.01}.items():
+    """A few, which most engines have slots for, so that they share a runner."""
+    for name, count in {"_ROWS": 4, "_HELD": 4, "_SLOTS": 2, "_LOADED": 3, "_PAUSE": 0.01}.items():
         monkeypatch.setattr(f"jaxserve.bench.claims.lora.{name}", count)
 
 
 @pytest.mark.usefixtures("few_adapters")
-def test_fine_tunes_are_engines_or_adapters_of_one(started: list[EngineConfig]) -> None:
-    outcome = check("lora-servers", max_lora_rank=4)
-    assert [config.lora.enable_lora for config in started] == [True, False]
-    off, on = outcome.medians.values()
-    assert 0 < off["weights and adapters"] < on["weights and adapters"]
-    assert min(on["tokens/s"], off["tokens/s"]) > 0
-    assert not outcome.checks[0].holds
-
-
-@pytest.mark.usefixtures("few_adapters")
-def test_costs_of_adapters_are_measured_in_turns(started: list[EngineConfig]) -> None:
+def test_adapters_are_compared_with_engines_and_with_none(started: list[EngineConfig]) -> None:
     config = EngineConfig.from_flat({"block_size": 8, "max_lora_rank": 4})
-    unused, mixed = check_claims(config, choose("lora-unused,lora-mixed"), TINY, 3, lambda line: None)
-    assert [config.lora.enable_lora for config in started] == [False, True, True]
-    for outcome in (unused, mixed):
-        assert [len(repeats) for repeats in outcome.repeats.values()] == [3, 3]
+    claims = choose("lora-servers,lora-unused,lora-memory,lora-loading")
+    servers, unused, memory, loading = check_claims(config, claims, TINY, 1, lambda line: None)
+    assert [config.lora.enable_lora for config in started[:2]] == [False, True]
+    off, on = servers.medians.values()
+    assert 0 < off["weights and adapters"] < on["weights and adapters"]  # of one fine-tune
+    assert not servers.checks[0].holds
+    for outcome in (servers, unused):
         assert all(figures["tokens/s"] > 0 for figures in outcome.medians.values())
-
-
-@pytest.mark.usefixtures("few_adapters")
-def test_memory_counts_slots_and_what_is_on_the_host(started: list[EngineConfig]) -> None:
-    off, on = check("lora-memory", max_lora_rank=4).medians.values()
+    off, on = memory.medians.values()
     assert (off["slots"], off["all"]) == (0, off["weights"])
     assert on["weights"] == off["weights"]
     assert on["all"] > on["weights"] + on["slots"]
-    assert started[1].lora.lora_target_modules == ("q_proj", "v_proj")
-
-
-@pytest.mark.usefixtures("few_adapters")
-def test_adapters_are_loaded_under_streams(started: list[EngineConfig]) -> None:
-    outcome = check("lora-loading", max_lora_rank=4, max_num_seqs=4)
-    for figures in outcome.medians.values():
+    for figures in loading.medians.values():
         assert 0 < figures["median gap"] <= figures["p99 gap"] <= figures["longest gap"]
         assert figures["until an answer"] > 0
+    assert loading.medians["resident"]["loads"] == 0
+    assert loading.medians["loading"]["loads"] == 3
 
 
 @pytest.mark.parametrize(("asked", "seats"), [(None, 16), (4, 9), (12, 12)])
 def test_long_prompts_find_a_seat_beside_the_streams(asked: int | None, seats: int) -> None:
     config = claims_config(EngineConfig.from_flat({"max_num_seqs": asked}), FULL)
-    procedure = CLAIMS["chunked-prefill"].procedure
-    assert isinstance(procedure, OneByOne)
-    ways = procedure.settings(FULL, config)
+    ways = CLAIMS["chunked-prefill"].settings(FULL, config)
     assert [way["max_num_seqs"] for way in ways] == [seats, seats]
     assert [way["max_num_batched_tokens"] for way in ways] == [2048, 512]
 

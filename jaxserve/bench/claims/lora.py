@@ -1,7 +1,7 @@
 """The claims of adapters: many fine-tunes for little more than the base model, and at no cost to whoever uses none.
 
-Adapters are random ones of the largest rank that is configured: what they do to a text is no matter here. They change all
-projections, but where slots have room for some only.
+Adapters are random ones of the largest rank that is configured: what they do to a text is no matter here. They change
+all projections, but where slots have room for some only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from jaxserve.bench.claims.claim import (
     Figures,
     Measure,
     Sizes,
-    Ways,
     decoding,
     exactly,
     tokens_of,
@@ -97,7 +96,7 @@ def _servers(config: EngineConfig, sizes: Sizes) -> Iterator[Measure]:
 
         def work(number: int, seed: int) -> int:
             llm, tokens, adapters = engines[number]
-            asked = (adapters or [None]) * rows
+            asked: list[LoRARequest | None] = [*adapters] * rows or [None] * rows
             return _batch(llm, sizes, Text(tokens, 1000 * seed + number), asked)[0]
 
         def measure(seed: int) -> Iterator[Figures]:
@@ -227,13 +226,6 @@ def _check_loading(off: Figures, on: Figures) -> list[Check]:
     ]
 
 
-def _settings(off: Callable[[Sizes], dict[str, Any]], on: Callable[[Sizes], dict[str, Any]]) -> Any:
-    def ways(sizes: Sizes, config: EngineConfig) -> Ways:
-        return off(sizes), on(sizes)
-
-    return ways
-
-
 _RATE = (Figure("tokens/s", "", True),)
 
 LORA = (
@@ -242,7 +234,7 @@ LORA = (
         "several fine-tunes: an engine each, or adapters of one",
         "engines",
         "adapters",
-        _settings(lambda sizes: _OFF, lambda sizes: _on(sizes.tunes)),
+        lambda sizes, config: (_OFF, _on(sizes.tunes)),
         _servers,
         (Figure("weights and adapters", "MiB", False, 0), Figure("tokens/s", "", True)),
         _check_servers,
@@ -252,7 +244,7 @@ LORA = (
         "requests without an adapter: where there are none, and where others could have one",
         "no adapters",
         "unused",
-        _settings(lambda sizes: _OFF, lambda sizes: _on(_ROWS)),
+        lambda sizes, config: (_OFF, _on(_ROWS)),
         _unused,
         _RATE,
         _least(0.99, "adapters cost nothing where none is used"),
@@ -262,7 +254,7 @@ LORA = (
         f"{_ROWS} requests in a batch: one adapter for all, or {_ROWS}",
         "one adapter",
         f"{_ROWS} adapters",
-        _settings(lambda sizes: _on(1), lambda sizes: _on(_ROWS)),
+        lambda sizes, config: (_on(1), _on(_ROWS)),
         _mixed,
         _RATE,
         _least(0.9, "a mixed batch is as fast, but for 10 %"),
@@ -272,9 +264,9 @@ LORA = (
         f"memory of the base model, and of {_HELD} adapters for q and v beside it",
         "base model",
         f"{_HELD} adapters",
-        _settings(
-            lambda sizes: {**_OFF, "warmup": False},
-            lambda sizes: _on(_HELD, warmup=False, lora_target_modules=("q_proj", "v_proj")),
+        lambda sizes, config: (
+            {**_OFF, "warmup": False},
+            _on(_HELD, warmup=False, lora_target_modules=("q_proj", "v_proj")),
         ),
         _memory,
         (Figure("all", "MiB", False, 0), Figure("weights", "MiB", False, 0), Figure("slots", "MiB", False, 0)),
@@ -285,9 +277,9 @@ LORA = (
         f"gaps between tokens of streams while {_LOADED} adapters are asked for: all in slots, or all to be loaded",
         "resident",
         "loading",
-        _settings(
-            lambda sizes: _on(1 + _LOADED),
-            lambda sizes: _on(_SLOTS, max_cpu_loras=1),
+        lambda sizes, config: (
+            _on(1 + _LOADED),
+            _on(_SLOTS, max_cpu_loras=1),
         ),
         _loading,
         (

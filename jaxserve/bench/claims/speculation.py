@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from itertools import cycle
 
-from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, InTurns, Sizes, Ways, decoding, engines, offline
+from jaxserve.bench.claims.claim import Check, Claim, Figure, Figures, Sizes, Ways, decoding, offline
 from jaxserve.bench.workloads import Text
 from jaxserve.config import EngineConfig, SpeculativeConfig
 from jaxserve.engine import LLM
@@ -139,7 +139,8 @@ SPECULATION = Claim(
     "tokens per second by kind of text, from one that repeats itself to one that nobody can guess",
     "plain",
     "drafts",
-    InTurns(engines(_ways, offline(_speculation)), warms_up=False),
+    _ways,
+    offline(_speculation),
     tuple(
         figure
         for kind in _KINDS
