@@ -133,8 +133,8 @@ def measure(params: Params, head: EagleHead, known: Known, texts: Texts, passes:
     batches = _Batches(texts, known, int(texts.lengths.max()))
     total = np.zeros((2, passes))
     chains = np.zeros(2)
-    for some in _groups(len(texts.lengths)):
-        ok, there = (np.asarray(part) for part in right(params, batches.of(some)))
+    for some, count in _groups(len(texts.lengths)):
+        ok, there = (np.asarray(part)[:, :count] for part in right(params, batches.of(some)))
         total += np.stack([(ok & there).sum((1, 2)), there.sum((1, 2))])
         whole = there.all(0)
         chains += (np.logical_and.accumulate(ok, axis=0).sum(0)[whole].sum(), whole.sum())
@@ -142,10 +142,10 @@ def measure(params: Params, head: EagleHead, known: Known, texts: Texts, passes:
     return Acceptance(shares[:, None], 1.0 + float(chains[0] / max(chains[1], 1)))
 
 
-def _groups(count: int) -> Iterator[NDArray[np.int64]]:
-    """Indices of texts, the same number each time: the last group repeats its last text."""
+def _groups(count: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Indices of texts, the same number each time as the last group repeats its last text, and how many are new."""
     for first in range(0, count, _MEASURED):
-        yield np.minimum(np.arange(first, first + _MEASURED), count - 1)
+        yield np.minimum(np.arange(first, first + _MEASURED), count - 1), min(_MEASURED, count - first)
 
 
 class _Batches:
