@@ -227,4 +227,5 @@ def _kept(model: dict[str, Any], tokens: jax.Array, *, taps: tuple[int, ...]) ->
         has_prefill=True,
     )
     _, kv = decode(model, MODEL, step, kv, backend=BACKEND, taps=taps)
-    return kv.states_at(step.slots)
+    assert kv.states is not None
+    return kv.states.reshape(-1, kv.states.shape[-1])[step.slots]
