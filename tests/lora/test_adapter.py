@@ -15,6 +15,7 @@ from jaxserve.errors import LoadError
 from jaxserve.lora.adapter import find_adapter, read_adapter
 from jaxserve.lora.layout import Layout
 from jaxserve.models import from_hf
+from jaxserve.weights.safetensors import SafetensorsCopy
 from tests.lora.adapters import ALL, base_model, edit_config, make_adapter
 
 WEIGHTS = "adapter_model.safetensors"
@@ -52,7 +53,7 @@ def test_factors_are_those_of_the_file_and_the_scale(folder: Path) -> None:
 def test_slots_may_have_room_for_some_projections_only(folder: Path, tmp_path: Path) -> None:
     narrow = layout(targets=("q", "v"))
     assert list(narrow.products) == ["qkv"]
-    assert narrow.slot_bytes < layout().slot_bytes / 3
+    assert narrow.slot_bytes < layout().slot_bytes / 2
     with pytest.raises(LoadError, match=r"slots have room for q_proj, v_proj, .* only \(--lora-target-modules\)"):
         read_adapter(folder, narrow)
     held = make_adapter(tmp_path / "narrow", 3, targets=["v_proj", "q_proj"])
@@ -192,6 +193,27 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
         read_adapter(folder, layout())
     (folder / WEIGHTS).unlink()
     with pytest.raises(LoadError, match=r"no adapter_model\.safetensors or adapter_model\.bin"):
+        read_adapter(folder, layout())
+
+
+@pytest.mark.parametrize("change", ["truncate", "replace", "settings"])
+def test_files_that_change_while_they_are_read_are_refused(
+    change: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a file that shrinks does not end the process, as it does for who has mapped it."""
+    other = make_adapter(tmp_path / "other", 3)
+    read = SafetensorsCopy.read
+
+    def read_late(self: SafetensorsCopy, name: str) -> Any:
+        monkeypatch.undo()
+        if change == "settings":
+            edit_config(folder, lora_alpha=3)
+        else:
+            (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes() if change == "replace" else b"")
+        return read(self, name)
+
+    monkeypatch.setattr(SafetensorsCopy, "read", read_late)
+    with pytest.raises(LoadError, match="changed while they were read: load it again"):
         read_adapter(folder, layout())
 
 
