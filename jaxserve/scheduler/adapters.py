@@ -36,6 +36,9 @@ class AdapterSource(Protocol):
         Raises LoadError: it cannot be read.
         """
 
+    def forget(self, key: bytes) -> None:
+        """What was asked for will not be fetched, for now at least."""
+
 
 @dataclass(slots=True, eq=False)
 class _Slot:
@@ -175,6 +178,8 @@ class AdapterSlots:
     def _give(self, slot: _Slot, request: Request) -> None:
         if slot.key is not None:
             del self._by_key[slot.key]
+            if not slot.is_ready and slot.pieces is None:
+                self._source.forget(slot.key)
             self.evictions_total += self._source.is_live(slot.key)
         assert request.adapter is not None
         slot.key, slot.wanted_by, slot.pieces, slot.is_ready = request.adapter, request, None, False

@@ -41,12 +41,16 @@ class Source:
         self.fetched.append(key)
         return [(key, piece) for piece in range(self.num_pieces)]
 
+    def forget(self, key: bytes) -> None:
+        self.looks.pop(key, None)
+
 
 class AdapterEngine:
     """The simulated engine with adapters; every step checks that each row finds its own, whole, in its slot."""
 
     def __init__(self, num_slots: int, source: Source, patience: Patience | None = None, **scheduler: Any) -> None:
         self.source = source
+        self.num_slots = num_slots
         self.bank: dict[int, list[Any]] = {}
         self.refused: list[str] = []
         self.keys: dict[str, bytes | None] = {}
@@ -62,6 +66,7 @@ class AdapterEngine:
             self.engine.scheduler.abort(request_id)
         self.refused.clear()
         plan = self.engine.step()
+        assert len(self.source.looks) <= self.num_slots  # what is asked for and not fetched takes host memory
         for row in plan.rows:
             key = self.keys[row.request_id]
             assert (row.adapter_slot == 0) == (key is None)
