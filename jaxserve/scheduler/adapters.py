@@ -94,6 +94,7 @@ class AdapterSlots:
         self._head: Request | None = None  # the first that found no slot in this step
         self._closed: tuple[_Slot, Request] | None = None
         self._behind = False  # whether whoever is asked about comes after the one for whom a slot is closed
+        self._awaited = False  # whether somebody before them waits until that slot is filled
         self._clock = 0
         self.evictions_total = 0
         self.load_seconds = Timings(ADAPTER_EDGES)
@@ -111,10 +112,10 @@ class AdapterSlots:
     def begin_step(self, running: Collection[Request]) -> None:
         """Copy a piece, or, where nobody would wait for it, all that there is."""
         self._clock += 1
-        self._head, self._behind = None, False
+        self._head, self._behind, self._awaited = None, False, False
         if self._closed is not None and self._closed[1].finish is not None:
             self._closed = None
-        for slot in self._slots:
+        for slot in sorted(self._slots, key=lambda slot: slot.given_at):  # in turn, or one slot could wait for ever
             if slot.key is not None and not slot.is_ready and self._fill(slot, whole=not running):
                 return
 
@@ -130,8 +131,10 @@ class AdapterSlots:
         if slot is None:
             self._find_slot(request)
             return False
-        if self._closed is not None and self._closed[0] is slot and self._behind:
-            return False
+        if self._closed is not None and self._closed[0] is slot:
+            if self._behind:
+                return False
+            self._awaited = True
         if slot.is_free:
             slot.wanted_by = request
         return slot.is_ready
@@ -161,7 +164,7 @@ class AdapterSlots:
         assert request.adapter is not None
         closed, owner = self._closed or (None, None)
         free = [slot for slot in self._slots if slot.is_free and slot is not closed]
-        if owner is request and closed is not None and not closed.holders:
+        if owner is request and closed is not None and not closed.holders and not self._awaited:
             free.append(closed)  # whoever waits for it is behind
         if free:
             slot = min(free, key=lambda slot: (slot.key is not None and self._source.is_live(slot.key), slot.used_at))

@@ -180,6 +180,20 @@ def test_others_pass_while_an_adapter_is_read_and_copied() -> None:
     assert ["tuned" in plan for plan in plans] == [False] * 8 + [True]  # asked for; six looks, three pieces
 
 
+def test_slots_are_filled_in_the_order_in_which_they_were_given() -> None:
+    source = Source(num_pieces=12)
+    engine = AdapterEngine(2, source)
+    engine.add(make_request("base", range(5), max_tokens=100))
+    engine.add(make_request("first", range(4), max_tokens=1, adapter=key(0), arrived_at=1.0))
+    for name, adapter, at in (("second", 1, 2.0), ("third", 2, 3.0)):
+        for _ in range(6):
+            engine.step()
+        engine.add(make_request(name, range(4), max_tokens=3, adapter=key(adapter), arrived_at=at))
+        engine.step()  # the second is being copied to slot 2 when the third gets slot 1
+    started = [row.request_id for _ in range(60) for row in engine.step().rows if row.fresh]
+    assert started == ["second", "third"]
+
+
 def test_one_that_waits_for_a_slot_is_overtaken_so_often_and_no_more() -> None:
     """Requests for the one resident adapter keep coming; base requests never wait."""
     engine = AdapterEngine(1, Source(), Patience(3, max_seconds=1e9), num_blocks=1000, max_num_seqs=16, budget=64)
