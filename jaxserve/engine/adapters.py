@@ -41,8 +41,8 @@ class EngineAdapters(Protocol):
     num_slots: int
     num_bytes: int
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
-        """Rules for requests; ``refuse`` ends one whose adapter cannot be read any more."""
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
+        """Rules for requests; ``refuse`` ends one whose adapter cannot be read any more, and says why."""
         ...
 
     def has(self, name: str) -> bool:
@@ -88,7 +88,7 @@ class NoAdapters:
     def __init__(self) -> None:
         self.device = Adapters()
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
         """None."""
         return ()
 
@@ -136,12 +136,12 @@ class ServedAdapters:
         self._store = store
         self._slots: AdapterSlots | None = None
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
         """The rule that gives slots to requests; asked for once."""
 
         def end(request_id: str, reason: str) -> None:
             _log.error("request %s cannot be served: %s", request_id, reason)
-            refuse(request_id)
+            refuse(request_id, reason)
 
         self._slots = AdapterSlots(self.num_slots, self._store, place=self.device.place, refuse=end)
         return (self._slots,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from jaxserve import LLM, LoRARequest, SamplingParams
 from jaxserve.errors import ConfigError, ModelNotFoundError, RequestError
-from tests.lora.adapters import ALL, ATTENTION, make_adapter, merged_tokens, write_base
+from tests.lora.adapters import ALL, ATTENTION, edit_config, make_adapter, merged_tokens, write_base
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 96,
@@ -130,6 +131,18 @@ def test_completions_of_one_prompt_share_the_adapter(llm: LLM, folder: Path) -> 
     )
     assert together[0].token_ids == alone[0].outputs[0].token_ids
     assert len({tuple(output.token_ids) for output in together}) == 3
+
+
+def test_one_whose_files_have_changed_since_ends_with_the_reason(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder / "one", tmp_path / "own")
+    edit_config(own, lora_alpha=5)
+    llm.adapters.load("own", str(own))
+    tokens(llm, [(name, 0) for name in MADE], folder)  # it makes room for these, on the device and the host
+    edit_config(own, lora_alpha=6)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY, lora_request=LoRARequest("own", 1), use_tqdm=False)
+    assert output.outputs[0].finish_reason == "error"
+    assert "has changed since it was loaded: load it again" in (output.outputs[0].error or "")
+    llm.adapters.unload("own")
 
 
 def test_requests_name_adapters_that_are_there(llm: LLM, folder: Path) -> None:
