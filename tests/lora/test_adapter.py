@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from torch._utils import _rebuild_tensor_v2
 
 from jaxserve.errors import LoadError
 from jaxserve.lora.adapter import find_adapter, read_adapter
@@ -109,6 +111,22 @@ def test_other_kinds_of_adapters_are_refused(name: str, folder: Path) -> None:
     assert str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("r", 10**400, "r must be a positive integer"),
+        ("lora_alpha", 10**400, "lora_alpha must be a number"),
+        ("rank_pattern", {"(?i)q_proj": 4}, "which is no pattern"),  # as it is used, behind others
+    ],
+)
+def test_numbers_and_patterns_that_cannot_be_used_are_refused(
+    name: str, value: Any, message: str, folder: Path
+) -> None:
+    edit_config(folder, **{name: value})
+    with pytest.raises(LoadError, match=message):
+        read_adapter(folder, layout())
+
+
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
@@ -185,6 +203,8 @@ def test_a_rank_above_the_limit_is_refused(folder: Path) -> None:
 def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no such folder, no hub id"):
         find_adapter(str(tmp_path / "nothing"))
+    with pytest.raises(LoadError, match="There is no adapter '~nobody-of-that-name/x'"):
+        find_adapter("~nobody-of-that-name/x")
     with pytest.raises(LoadError, match=r"There is no adapter_config\.json"):
         find_adapter(str(tmp_path))
     data = (folder / WEIGHTS).read_bytes()
@@ -193,6 +213,37 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
         read_adapter(folder, layout())
     (folder / WEIGHTS).unlink()
     with pytest.raises(LoadError, match=r"no adapter_model\.safetensors or adapter_model\.bin"):
+        read_adapter(folder, layout())
+
+
+class Odd:
+    """Pickled as a tensor whose place is no place."""
+
+    def __init__(self, *place: Any) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return _rebuild_tensor_v2, (None, *self.place)
+
+
+def test_a_damaged_pickle_is_refused(folder: Path) -> None:
+    held = {name: torch.from_numpy(value) for name, value in load_file(folder / WEIGHTS).items()}
+    (folder / WEIGHTS).unlink()
+    for place in ((0, 7, 1, False, {}), (0, ("4",), (1,), False, {}), (0, (4,), (1,), False, {})):
+        torch.save({"x.lora_A.weight": Odd(*place)}, folder / "adapter_model.bin")
+        with pytest.raises(LoadError, match=r"is no complete file of torch\.save"):
+            read_adapter(folder, layout())
+    file = folder / "adapter_model.bin"
+    torch.save(held, file)
+    with zipfile.ZipFile(file) as whole, zipfile.ZipFile(folder / "packed", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    (values,) = (info for info in packed.infolist() if info.filename.endswith("data/0"))
+    data = bytearray((folder / "packed").read_bytes())
+    begin = values.header_offset + 30 + len(values.filename)
+    data[begin : begin + 8] = b"\xff" * 8
+    file.write_bytes(data)
+    with pytest.raises(LoadError, match="cannot be read: Error -3"):
         read_adapter(folder, layout())
 
 
