@@ -76,7 +76,6 @@ class AdapterStore:
         self._lock = threading.Condition()
         self._loading = threading.Lock()  # files are read one at a time, without the other lock
         self._names: dict[str, tuple[_Version, str, str | None]] = {}  # with path and base model
-        self._withdrawn: set[str] = set()  # unloaded, and not to be brought back by who asks for them
         self._withdrawn: set[str] = set()  # unloaded: not brought back by a request, though the folder may hold it
         self._versions: dict[bytes, _Version] = {}
         self._recent: OrderedDict[bytes, None] = OrderedDict()  # those in host memory, the last used last
