@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,7 +152,7 @@ class ServedAdapters:
         return [replace(info, slot=resident.get(bytes.fromhex(info.key))) for info in self._store.infos()]
 
     def stats(self) -> AdapterStats | None:
-        """How they share their slots. Of an adapter that was replaced, both versions count under its name."""
+        """How they share their slots. Of an adapter that was replaced, only the newest version is told."""
         if (slots := self._slots) is None:
             return None
         held = {key.hex() for key in slots.held}
@@ -176,9 +176,9 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
     lora = config.lora
     modules = [_module(text) for text in lora.lora_modules]
     if not lora.enable_lora:
-        for name in ("lora_modules", "lora_dir", "lora_target_modules"):
-            if getattr(lora, name):
-                raise ConfigError(f"{name} has no effect without --enable-lora.", name)
+        for flag in fields(lora):
+            if getattr(lora, flag.name) != flag.default:
+                raise ConfigError(f"{flag.name} has no effect without --enable-lora.", flag.name)
         return NoAdapters()
     if lora.lora_dir is not None and not Path(lora.lora_dir).expanduser().is_dir():
         raise ConfigError(f"lora_dir must be a folder, got {lora.lora_dir!r}.", "lora_dir")

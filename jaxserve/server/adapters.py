@@ -76,7 +76,9 @@ def routes(engine: Engine, models: ServedModels) -> list[Route]:
     async def listed(request: Request) -> Response:
         adapters = engine.adapters
         shown = [_shown(info) for info in adapters.infos()]
-        return respond({"object": "list", "data": shown, "slots": adapters.num_slots, "slot_bytes": adapters.num_bytes})
+        return respond(
+            {"object": "list", "data": shown, "slots": adapters.num_slots, "slots_bytes": adapters.num_bytes}
+        )
 
     return [
         Route("/v1/load_lora_adapter", load, methods=["POST"]),

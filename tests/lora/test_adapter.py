@@ -71,6 +71,16 @@ def test_the_key_is_of_the_content(folder: Path, tmp_path: Path) -> None:
     assert read_adapter(make_adapter(tmp_path / "c", 3), layout()).key != key
 
 
+def test_how_the_base_weight_is_stored_is_no_matter(folder: Path) -> None:
+    expected = read_adapter(folder, layout()).factors
+    edit_config(folder, fan_in_fan_out=True)
+    found = read_adapter(folder, layout()).factors
+    assert found.keys() == expected.keys()
+    for place, own in found.items():
+        np.testing.assert_array_equal(own.a, expected[place].a)
+        np.testing.assert_array_equal(own.b, expected[place].b)
+
+
 def test_pieces_hold_every_factor_at_its_place(folder: Path) -> None:
     where = layout()
     adapter = read_adapter(folder, where)

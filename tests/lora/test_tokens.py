@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxserve import LLM, LoRARequest, SamplingParams
@@ -35,7 +36,7 @@ MADE: dict[str, dict[str, Any]] = {
         "rank_pattern": {"q_proj": 6, r"layers\.1\.mlp\.up_proj": 2},
         "alpha_pattern": {"k_proj": 20, "layers.0.self_attn.o_proj": 2},
     },
-    "upper": {"targets": ["o_proj", "gate_proj"], "layers_to_transform": [1], "fan_in_fan_out": False},
+    "upper": {"targets": ["o_proj", "gate_proj"], "layers_to_transform": [1]},
 }
 COUNT = 16
 PROMPTS = [[5 + (7 * i) % 80 for i in range(1, 44)], [9, 30, 77, 2], list(range(100, 130))]
@@ -180,11 +181,25 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_lora": False, "lora_dir": "."}, "lora_dir has no effect without --enable-lora"),
+        *(
+            (
+                {"enable_lora": False, "max_lora_rank": 16, name: value},
+                f"{name} has no effect without --enable-lora",
+            )
+            for name, value in {
+                "lora_modules": ["a=b"],
+                "max_lora_rank": 12,
+                "max_loras": 3,
+                "max_cpu_loras": 3,
+                "lora_dir": ".",
+                "lora_dtype": "float16",
+                "lora_target_modules": ["q_proj"],
+                "lora_embeddings": True,
+            }.items()
+        ),
         ({"lora_modules": ["sql"]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": [{"name": "a", "rank": 3}]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": ["a=/nothing"]}, "--lora-modules a: There is no adapter '/nothing'"),
-        ({"enable_lora": False, "lora_target_modules": ["q_proj"]}, "lora_target_modules has no effect without"),
         ({"lora_target_modules": ["q"]}, "lora_target_modules must be some of q_proj, .*, down_proj, got 'q'"),
         ({"lora_dir": "/nothing"}, "lora_dir must be a folder, got '/nothing'"),
         ({"max_loras": 10**6}, "max_loras must be an integer from 1 to 1024"),
@@ -194,6 +209,15 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
 def test_flags_that_cannot_work_are_refused(settings: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(folder / "base.gguf", **{**SETTINGS, **settings})
+
+
+def test_slots_that_the_device_has_no_room_for_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr("jaxserve.runner.adapters.Bank.zeros", full)
+    with pytest.raises(ConfigError, match=r"no room: 2 slots for adapters \(--max-loras\) of rank 12 .* take 0 MiB"):
+        LLM(folder / "base.gguf", max_loras=2, **SETTINGS)
 
 
 def test_modules_of_the_flags_are_loaded_at_start(folder: Path) -> None:

@@ -49,7 +49,7 @@ async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient)
     assert (adapter["id"], adapter["parent"], adapter["root"]) == ("a/b", "fake-model", "org/x")
     assert (await client.get("/v1/models/a/b")).json() == adapter
     listed = (await client.get("/v1/lora_adapters")).json()
-    assert (listed["slots"], listed["slot_bytes"]) == (2, 4096)
+    assert (listed["slots"], listed["slots_bytes"]) == (2, 4096)
     assert [(a["lora_name"], a["base_model_name"], a["targets"]) for a in listed["data"]] == [
         ("a/b", "base", ["q", "v"])
     ]
