@@ -159,15 +159,18 @@ def test_requests_name_adapters_that_are_there(llm: LLM, folder: Path) -> None:
         LoRARequest("all", 0)
 
 
-def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base.gguf", tied=False)
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_head_are_adapted_where_there_is_room(tied: bool, tmp_path: Path) -> None:
+    """Each for itself, also where the base model ties them; merged weights would not do that."""
+    base = write_base(tmp_path / "base.gguf", tied=tied)
     made = {
-        "tables": make_adapter(tmp_path / "tables", 1, targets=["embed_tokens", "lm_head"], tied=False),
-        "head": make_adapter(tmp_path / "head", 2, targets=["lm_head", "q_proj"], rank=2, tied=False),
-        "embed": make_adapter(tmp_path / "embed", 3, targets=["embed_tokens"], rank=6, size=0.6, tied=False),
+        "tables": make_adapter(tmp_path / "tables", 1, targets=["embed_tokens", "lm_head"], tied=tied),
+        "head": make_adapter(tmp_path / "head", 2, targets=["lm_head", "q_proj"], rank=2, tied=tied),
+        "embed": make_adapter(tmp_path / "embed", 3, targets=["embed_tokens"], rank=6, size=0.6, tied=tied),
     }
     asked: list[str | None] = [*made, None]
-    expected = [merged_tokens(made.get(name or ""), PROMPTS[:1], 12, tied=False)[0] for name in asked]
+    own: dict[str, Any] = {"tied": tied, "merged": not tied}
+    expected = [merged_tokens(made.get(name or ""), PROMPTS[:1], 12, **own)[0] for name in asked]
     assert len({tuple(output) for output in expected}) == 4
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     small = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8, "max_loras": 2}

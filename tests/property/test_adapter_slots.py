@@ -194,6 +194,26 @@ def test_slots_are_filled_in_the_order_in_which_they_were_given() -> None:
     assert started == ["second", "third"]
 
 
+def test_what_is_read_for_nobody_any_more_is_forgotten() -> None:
+    engine = AdapterEngine(1, Source(delay=1000))
+    for i in range(4):
+        engine.add(make_request(f"r{i}", range(4), adapter=key(i), arrived_at=float(i)))
+        engine.step()
+        engine.step()
+        engine.engine.abort(f"r{i}")
+    assert set(engine.source.looks) == {key(3)}
+
+
+def test_a_slot_is_not_closed_against_who_waits_in_front() -> None:
+    """Else both would take it from each other for ever, and nothing would be read to its end."""
+    engine = AdapterEngine(2, Source(delay=4), Patience(0, max_seconds=1e9))
+    engine.add(make_request("base", range(11), max_tokens=4))
+    for i, adapter in enumerate((0, 3, 2)):
+        engine.add(make_request(f"r{i}", range(8), max_tokens=4, adapter=key(adapter), arrived_at=1.0 + i))
+    engine.run()
+    assert engine.source.fetched == [key(0), key(3), key(2)]
+
+
 def test_one_that_waits_for_a_slot_is_overtaken_so_often_and_no_more() -> None:
     """Requests for the one resident adapter keep coming; base requests never wait."""
     engine = AdapterEngine(1, Source(), Patience(3, max_seconds=1e9), num_blocks=1000, max_num_seqs=16, budget=64)

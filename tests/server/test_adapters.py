@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.outputs import AdapterInfo
 from jaxserve.server import create_app
 from tests.server.fake import FakeEngine
 
@@ -40,6 +43,28 @@ async def test_a_model_s_name_picks_the_adapter(client: httpx.AsyncClient, engin
     assert (await post(client, "/v1/completions", model="sql-expert", prompt="x"))["model"] == "sql-expert"
     assert (await post(client, "/v1/completions", prompt="x"))["model"] == "fake-model"
     assert engine.adapters.used == ["sql-expert", "sql-expert", None]
+
+
+async def test_slow_loads_take_no_threads_of_others(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, load_now = threading.Event(), engine.adapters.load
+
+    def load_late(name: str, path: str, **more: Any) -> AdapterInfo:
+        assert arrived.wait(20)
+        return load_now(name, path, **more)
+
+    monkeypatch.setattr(engine.adapters, "load", load_late)
+    async with anyio.create_task_group() as tasks:
+        for i in range(60):
+            tasks.start_soon(load, client, f"far{i}", "x")
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(10):
+                await post(client, "/v1/completions", prompt="x")
+        finally:
+            arrived.set()
+    assert len(engine.adapters.known) == 60
 
 
 async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient) -> None:
