@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=8, help="slots on the device")
     args = parser.parse_args()
     adapters = sorted(path.parent for path in args.folder.glob("*/adapter_config.json"))
+    if not adapters:
+        parser.error(f"{args.folder} has no folders with an adapter_config.json.")
     asked = [None, *(LoRARequest(path.name, i, str(path)) for i, path in enumerate(adapters, start=1))]
     base = load_base(args.model).eval()
     num_tokens = num_ties = num_wrong = 0

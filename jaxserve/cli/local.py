@@ -42,5 +42,6 @@ class LocalBackend:
             async for result in results:
                 for output in result.outputs:
                     if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                        raise JaxserveError("the engine failed to generate this answer.")
+                        why = "." if output.error is None else f": {output.error}"
+                        raise JaxserveError(f"the engine failed to generate this answer{why}")
                     yield output.text

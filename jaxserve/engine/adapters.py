@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,8 +41,8 @@ class EngineAdapters(Protocol):
     num_slots: int
     num_bytes: int
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
-        """Rules for requests; ``refuse`` ends one whose adapter cannot be read any more."""
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
+        """Rules for requests; ``refuse`` ends one whose adapter cannot be read any more, and says why."""
         ...
 
     def has(self, name: str) -> bool:
@@ -88,7 +88,7 @@ class NoAdapters:
     def __init__(self) -> None:
         self.device = Adapters()
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
         """None."""
         return ()
 
@@ -136,12 +136,12 @@ class ServedAdapters:
         self._store = store
         self._slots: AdapterSlots | None = None
 
-    def admission(self, refuse: Callable[[str], None]) -> Sequence[AdmissionRule]:
+    def admission(self, refuse: Callable[[str, str], None]) -> Sequence[AdmissionRule]:
         """The rule that gives slots to requests; asked for once."""
 
         def end(request_id: str, reason: str) -> None:
             _log.error("request %s cannot be served: %s", request_id, reason)
-            refuse(request_id)
+            refuse(request_id, reason)
 
         self._slots = AdapterSlots(self.num_slots, self._store, place=self.device.place, refuse=end)
         return (self._slots,)
@@ -152,7 +152,7 @@ class ServedAdapters:
         return [replace(info, slot=resident.get(bytes.fromhex(info.key))) for info in self._store.infos()]
 
     def stats(self) -> AdapterStats | None:
-        """How they share their slots. Of an adapter that was replaced, both versions count under its name."""
+        """How they share their slots. Of an adapter that was replaced, only the newest version is told."""
         if (slots := self._slots) is None:
             return None
         held = {key.hex() for key in slots.held}
@@ -176,9 +176,9 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
     lora = config.lora
     modules = [_module(text) for text in lora.lora_modules]
     if not lora.enable_lora:
-        for name in ("lora_modules", "lora_dir", "lora_target_modules"):
-            if getattr(lora, name):
-                raise ConfigError(f"{name} has no effect without --enable-lora.", name)
+        for flag in fields(lora):
+            if getattr(lora, flag.name) != flag.default:
+                raise ConfigError(f"{flag.name} has no effect without --enable-lora.", flag.name)
         return NoAdapters()
     if lora.lora_dir is not None and not Path(lora.lora_dir).expanduser().is_dir():
         raise ConfigError(f"lora_dir must be a folder, got {lora.lora_dir!r}.", "lora_dir")

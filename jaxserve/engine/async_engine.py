@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.gate import Gate
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
-from jaxserve.errors import EngineDeadError, LoadError, QueueFullError, RequestError
+from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, QueueFullError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
@@ -67,7 +67,6 @@ class AsyncLLM:
         self.tokenizer = started.tokenizer
         self.model_config = started.model_config
         self.model_name = started.model_name
-        self.model_config = started.model_config
         self.max_model_len = started.max_model_len
         self.hidden_size = started.model_config.hidden_size
         self.startup_phases = started.phases
@@ -86,6 +85,8 @@ class AsyncLLM:
         self._wake = threading.Condition()
         self._closing = False
         self._dead: str | None = None
+        # Of their own: a slow disk or hub must not take the threads that tokenise.
+        self._loaders = ThreadPoolExecutor(2, thread_name_prefix="jaxserve-lora")
         self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
         self._thread.start()
 
@@ -224,6 +225,7 @@ class AsyncLLM:
             self._closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        self._loaders.shutdown(wait=False, cancel_futures=True)
         self.adapters.close()
         if self._dead is None:
             self._engine.runner.close()
@@ -235,7 +237,11 @@ class AsyncLLM:
         if name is None:
             return None
         try:
-            await asyncio.to_thread(self.adapters.prepare, name)
+            return lease.enter_context(self.adapters.lease(name))
+        except ModelNotFoundError:
+            _log.debug("adapter %s is not loaded yet", name)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._loaders, self.adapters.prepare, name)
         except LoadError as error:
             raise RequestError(str(error), "model") from error
         return lease.enter_context(self.adapters.lease(name))

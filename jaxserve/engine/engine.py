@@ -81,7 +81,7 @@ class Engine:
         self.runner = runner
         self.clock = StepClock()
         self._depth = depth
-        self._inbox: deque[Request | tuple[str, FinishReason] | Callable[[], None]] = deque()
+        self._inbox: deque[Request | tuple[str, FinishReason, str | None] | Callable[[], None]] = deque()
         self._in_flight: deque[StepHandle] = deque()
         self._step_sizes: Counter[int] = Counter()
         self._last = _StepSize()
@@ -95,10 +95,13 @@ class Engine:
         self._note_alive()
         self._inbox.extend(requests)
 
-    def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request early: its client has gone, or its text is complete. Unknown ids are ignored."""
+    def finish(self, request_id: str, reason: FinishReason = FinishReason.ABORT, error: str | None = None) -> None:
+        """End a request early: its client has gone, its text is complete, or ``error`` says why it cannot go on.
+
+        Unknown ids are ignored.
+        """
         self._note_alive()
-        self._inbox.append((request_id, reason))
+        self._inbox.append((request_id, reason, error))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called between two steps, on the engine's thread."""
@@ -186,8 +189,8 @@ class Engine:
                     events.append(TokenEvent(item.id, finish=FinishReason.ERROR, error=str(error)))
             elif callable(item):
                 item()
-            elif (event := self.scheduler.abort(*item)) is not None:
-                events.append(event)
+            elif (event := self.scheduler.abort(*item[:2])) is not None:
+                events.append(replace(event, error=item[2]))
         return events
 
     def _settle(self, leave: int) -> list[TokenEvent]:

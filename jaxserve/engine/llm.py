@@ -255,7 +255,7 @@ def _lease(adapters: EngineAdapters, asked: Adapters, count: int, leases: ExitSt
     if len(many) != count or not all(each is None or isinstance(each, LoRARequest) for each in many):
         raise RequestError(f"lora_request must be a LoRARequest, or a list of {count}, one per prompt.", "lora_request")
     try:
-        for request in {each for each in many if each is not None}:
+        for request in dict.fromkeys(each for each in many if each is not None):
             _load(adapters, request)
     except LoadError as error:
         raise RequestError(str(error), "lora_request") from error

@@ -124,7 +124,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         make_blocks(config.cache, runner.shape.num_blocks, runner.shape.max_context),
         max_num_batched_tokens=runner.shape.max_tokens,
         max_num_seqs=runner.shape.max_rows,
-        admission=adapters.admission(lambda request_id: engine.finish(request_id, FinishReason.ERROR)),
+        admission=adapters.admission(lambda request_id, why: engine.finish(request_id, FinishReason.ERROR, why)),
         speculation=make_speculation(drafts.settings, runner.buckets, runner.proposer),
     )
     engine = Engine(scheduler, runner, depth=1 if config.runner.async_scheduling else 0)

@@ -17,7 +17,7 @@ from jaxserve.models.names import HF_NAMES
 from jaxserve.weights.digest import content_digest
 from jaxserve.weights.hub import fetch_folder
 from jaxserve.weights.reader import TensorReader
-from jaxserve.weights.safetensors import SafetensorsReader
+from jaxserve.weights.safetensors import SafetensorsCopy
 from jaxserve.weights.torch_file import TorchFile
 
 __all__ = ["Adapter", "find_adapter", "read_adapter"]
@@ -70,10 +70,12 @@ def read_adapter(folder: Path, layout: Layout) -> Adapter:
 
     Raises:
         LoadError: a file is not there or damaged, the adapter is of a kind that is not served, does not fit the model,
-            or is larger than the layout allows. The message says which.
+            is larger than the layout allows, or is being overwritten. The message says which.
     """
+    file = _weights(folder)
+    digest = content_digest([folder / CONFIG, file])
     settings = read_settings(folder)
-    reader = _open(folder)
+    reader: TensorReader = SafetensorsCopy(file) if file.name == _SAFETENSORS else TorchFile(file)
     pairs = _pairs(reader, layout)
     largest = 0
     for (layer, projection), names in pairs.items():
@@ -88,15 +90,15 @@ def read_adapter(folder: Path, layout: Layout) -> Adapter:
         (layer, projection): _factors(reader, names, layout, settings, (layer, projection))
         for (layer, projection), names in pairs.items()
     }
-    digest = content_digest([folder / CONFIG, *reader.files])
+    if content_digest([folder / CONFIG, file]) != digest:  # else its KV would be that of another content
+        raise LoadError(f"the files of {folder} changed while they were read: load it again.")
     return Adapter(bytes.fromhex(digest), factors, settings.base_model)
 
 
-def _open(folder: Path) -> TensorReader:
-    if (folder / _SAFETENSORS).is_file():
-        return SafetensorsReader(folder / _SAFETENSORS)
-    if (folder / _BIN).is_file():
-        return TorchFile(folder / _BIN)
+def _weights(folder: Path) -> Path:
+    for name in (_SAFETENSORS, _BIN):
+        if (folder / name).is_file():
+            return folder / name
     raise MissingFileError(f"There is no {_SAFETENSORS} or {_BIN} in {folder}.")
 
 

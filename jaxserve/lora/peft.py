@@ -124,14 +124,17 @@ def _pattern(config: Mapping[str, Any], name: str, path: Path) -> Mapping[str, A
         raise CorruptFileError(f"{path}: {name} must map names of modules to numbers, got {pattern!r}.")
     for key in pattern:
         try:
-            re.compile(key)
+            re.compile(_ending(key))
         except re.error as error:
             raise CorruptFileError(f"{path}: {name} has the key {key!r}, which is no pattern: {error}.") from None
     return pattern
 
 
 def _number(value: Any, name: str, path: Path, *, whole: bool = False) -> float:
-    legal = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        legal = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        legal = False
     if not legal or (whole and (value != int(value) or value < 1)):
         raise CorruptFileError(f"{path}: {name} must be a {'positive integer' if whole else 'number'}, got {value!r}.")
     return float(value)
@@ -139,4 +142,8 @@ def _number(value: Any, name: str, path: Path, *, whole: bool = False) -> float:
 
 def _matching(pattern: Mapping[str, Any], module: str, default: float) -> Any:
     """The value of the first key that the module's path ends in, at a dot, as PEFT looks it up."""
-    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next((value for key, value in pattern.items() if re.match(_ending(key), module)), default)
+
+
+def _ending(key: str) -> str:
+    return rf"(.*\.)?({key})$"

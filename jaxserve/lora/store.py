@@ -30,12 +30,15 @@ from jaxserve.outputs import AdapterInfo
 __all__ = ["AdapterStore"]
 
 _log = get_logger(__name__)
-_LONGEST_TEXT = 1024
+_LONGEST = {"lora_name": 256, "lora_path": 1024}  # of a request's model, no longer name is looked up
 
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """One content. ``adapter`` is None while it is on disk only; ``staged`` is what is made ready for a slot."""
+    """One content. ``adapter`` is None while it is on disk only; ``staged`` is what is made ready for a slot.
+
+    ``names`` holds where each name has its files; ``folder`` is where they are read again.
+    """
 
     key: bytes
     folder: Path
@@ -44,8 +47,13 @@ class _Version:
     num_bytes: int
     adapter: Adapter | None
     leases: int = 0
-    names: set[str] = field(default_factory=set)
+    names: dict[str, Path] = field(default_factory=dict)
     staged: Future[list[Any]] | None = None
+
+    def take_name(self, name: str) -> None:
+        """It is called so no longer, and that name's files may go."""
+        del self.names[name]
+        self.folder = next(reversed(self.names.values()), self.folder)
 
 
 class AdapterStore:
@@ -68,6 +76,7 @@ class AdapterStore:
         self._lock = threading.Condition()
         self._loading = threading.Lock()  # files are read one at a time, without the other lock
         self._names: dict[str, tuple[_Version, str, str | None]] = {}  # with path and base model
+        self._withdrawn: set[str] = set()  # unloaded: not brought back by a request, though the folder may hold it
         self._versions: dict[bytes, _Version] = {}
         self._recent: OrderedDict[bytes, None] = OrderedDict()  # those in host memory, the last used last
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="jaxserve-adapters")
@@ -88,39 +97,15 @@ class AdapterStore:
         """
         _check_text(name, "lora_name")
         _check_text(path, "lora_path")
+        self._check_free(name, replace)
+        with _explained(path):
+            folder = find_adapter(path, self._download_dir)  # a download keeps nobody else from loading
         with self._loading:
-            if not replace and name in self._names:
-                raise RequestError(
-                    f"lora_name {name!r} is loaded already, from {self._names[name][1]}; set load_inplace to replace "
-                    "it.",
-                    "lora_name",
-                )
-            folder, adapter = self._read(path)
-            with self._lock:
-                known = self._versions.get(adapter.key)
-                version = known or _Version(
-                    adapter.key, folder, adapter.rank, adapter.targets, adapter.num_bytes, adapter
-                )
-                version.folder, version.adapter = folder, adapter
-                self._versions[adapter.key] = version
-                old = self._names.get(name)
-                version.names.add(name)
-                self._names[name] = version, path, base_model or adapter.base_model
-                if old is not None and old[0] is not version:
-                    old[0].names.discard(name)
-                    self._let_go(old[0])
-                self._touch(version)
-            _log.info(
-                "adapter %s: rank %d, %s, %.1f MiB",
-                name,
-                adapter.rank,
-                "/".join(adapter.targets),
-                adapter.num_bytes / 2**20,
-            )
-            return self.info(name)
+            self._check_free(name, replace)
+            return self._add(name, path, folder, base_model)
 
     def unload(self, name: str, *, wait: float | None = None) -> None:
-        """Take an adapter's name away and free what it held.
+        """Take an adapter's name away and free what it held. Only ``load`` brings it back, and no request does.
 
         Args:
             name: of a loaded adapter.
@@ -140,7 +125,9 @@ class AdapterStore:
                     "lora_name",
                 )
             del self._names[name]
-            version.names.discard(name)
+            if self._lazy(name) is not None:
+                self._withdrawn.add(name)
+            version.take_name(name)
             self._let_go(version)
             if wait is not None and not self._lock.wait_for(lambda: not version.leases or bool(version.names), wait):
                 raise RequestError(
@@ -176,12 +163,11 @@ class AdapterStore:
 
     def prepare(self, name: str) -> None:
         """Load an adapter that is not loaded, if it lies in the folder for lazy loading; raises what ``load`` does."""
-        if name not in self._names and (folder := self._lazy(name)) is not None:
-            try:
-                self.load(name, str(folder))
-            except RequestError:
-                if name not in self._names:  # else another request was quicker
-                    raise
+        if name in self._names or self._lazy(name) is None:
+            return
+        with self._loading:
+            if name not in self._names and (folder := self._lazy(name)) is not None:  # else another was quicker
+                self._add(name, str(folder), folder)
 
     @contextmanager
     def lease(self, name: str) -> Iterator[bytes]:
@@ -230,15 +216,44 @@ class AdapterStore:
         except Exception as error:  # the caller is the engine's thread, which must not end with one adapter
             raise LoadError(f"the adapter in {version.folder} cannot be read: {error}.") from error
 
+    def forget(self, key: bytes) -> None:
+        """Nobody will fetch it: what was made ready goes."""
+        with self._lock:
+            version = self._versions.get(key)
+            if version is not None and version.staged is not None:
+                version.staged.cancel()
+                version.staged = None
+
     # ------------------------------------------------------------------ parts
-    def _read(self, path: str) -> tuple[Path, Adapter]:
-        try:
-            folder = find_adapter(path, self._download_dir)
-            return folder, read_adapter(folder, self.layout)
-        except OSError as error:
-            if isinstance(error, LoadError):
-                raise
-            raise LoadError(f"the adapter {path} cannot be read: {error.strerror or error}.") from error
+    def _check_free(self, name: str, replace: bool) -> None:
+        known = self._names.get(name)
+        if known is not None and not replace:
+            raise RequestError(
+                f"lora_name {name!r} is loaded already, from {known[1]}; set load_inplace to replace it.",
+                "lora_name",
+            )
+
+    def _add(self, name: str, path: str, folder: Path, base_model: str | None = None) -> AdapterInfo:
+        """Read files and name what they hold; one at a time."""
+        with _explained(path):
+            adapter = read_adapter(folder, self.layout)
+        with self._lock:
+            version = self._versions.setdefault(
+                adapter.key,
+                _Version(adapter.key, folder, adapter.rank, adapter.targets, adapter.num_bytes, adapter),
+            )
+            version.folder, version.adapter = folder, adapter
+            old = self._names.get(name)
+            version.names[name] = folder
+            self._names[name] = version, path, base_model or adapter.base_model
+            self._withdrawn.discard(name)
+            if old is not None and old[0] is not version:
+                old[0].take_name(name)
+                self._let_go(old[0])
+            self._touch(version)
+        mebibytes = adapter.num_bytes / 2**20
+        _log.info("adapter %s: rank %d, %s, %.1f MiB", name, adapter.rank, "/".join(adapter.targets), mebibytes)
+        return self.info(name)
 
     def _stage(self, version: _Version) -> list[Any]:
         """In the store's thread: the factors in the shape of a slot."""
@@ -257,10 +272,15 @@ class AdapterStore:
         return pieces
 
     def _lazy(self, name: str) -> Path | None:
-        if self._folder is None or not name or "\x00" in name or Path(name).name != name or name == "..":
+        if self._folder is None or not 0 < len(name) <= _LONGEST["lora_name"] or name in self._withdrawn:
+            return None
+        if "\x00" in name or Path(name).name != name or name == "..":
             return None
         folder = self._folder / name
-        return folder if (folder / CONFIG).is_file() else None
+        try:
+            return folder if (folder / CONFIG).is_file() else None
+        except OSError:  # no file can have such a name, or nobody may look
+            return None
 
     def _find(self, name: str) -> tuple[_Version, str, str | None]:
         if name not in self._names:
@@ -287,7 +307,18 @@ class AdapterStore:
             self._versions[key].adapter = None
 
 
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """LoadError in place of what the file system says."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except OSError as error:
+        raise LoadError(f"the adapter {path} cannot be read: {error.strerror or error}.") from error
+
+
 def _check_text(value: str, param: str) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST[param]:
         shown = reprlib.repr(value)
-        raise RequestError(f"{param} must be a string of 1 to {_LONGEST_TEXT} characters, got {shown}.", param)
+        raise RequestError(f"{param} must be a string of 1 to {_LONGEST[param]} characters, got {shown}.", param)

@@ -36,6 +36,9 @@ class AdapterSource(Protocol):
         Raises LoadError: it cannot be read.
         """
 
+    def forget(self, key: bytes) -> None:
+        """What was asked for will not be fetched, for now at least."""
+
 
 @dataclass(slots=True, eq=False)
 class _Slot:
@@ -91,6 +94,7 @@ class AdapterSlots:
         self._head: Request | None = None  # the first that found no slot in this step
         self._closed: tuple[_Slot, Request] | None = None
         self._behind = False  # whether whoever is asked about comes after the one for whom a slot is closed
+        self._awaited = False  # whether somebody before them waits until that slot is filled
         self._clock = 0
         self.evictions_total = 0
         self.load_seconds = Timings(ADAPTER_EDGES)
@@ -108,10 +112,10 @@ class AdapterSlots:
     def begin_step(self, running: Collection[Request]) -> None:
         """Copy a piece, or, where nobody would wait for it, all that there is."""
         self._clock += 1
-        self._head, self._behind = None, False
+        self._head, self._behind, self._awaited = None, False, False
         if self._closed is not None and self._closed[1].finish is not None:
             self._closed = None
-        for slot in self._slots:
+        for slot in sorted(self._slots, key=lambda slot: slot.given_at):  # in turn, or one slot could wait for ever
             if slot.key is not None and not slot.is_ready and self._fill(slot, whole=not running):
                 return
 
@@ -127,8 +131,10 @@ class AdapterSlots:
         if slot is None:
             self._find_slot(request)
             return False
-        if self._closed is not None and self._closed[0] is slot and self._behind:
-            return False
+        if self._closed is not None and self._closed[0] is slot:
+            if self._behind:
+                return False
+            self._awaited = True
         if slot.is_free:
             slot.wanted_by = request
         return slot.is_ready
@@ -158,7 +164,7 @@ class AdapterSlots:
         assert request.adapter is not None
         closed, owner = self._closed or (None, None)
         free = [slot for slot in self._slots if slot.is_free and slot is not closed]
-        if owner is request and closed is not None and not closed.holders:
+        if owner is request and closed is not None and not closed.holders and not self._awaited:
             free.append(closed)  # whoever waits for it is behind
         if free:
             slot = min(free, key=lambda slot: (slot.key is not None and self._source.is_live(slot.key), slot.used_at))
@@ -175,6 +181,8 @@ class AdapterSlots:
     def _give(self, slot: _Slot, request: Request) -> None:
         if slot.key is not None:
             del self._by_key[slot.key]
+            if not slot.is_ready and slot.pieces is None:
+                self._source.forget(slot.key)
             self.evictions_total += self._source.is_live(slot.key)
         assert request.adapter is not None
         slot.key, slot.wanted_by, slot.pieces, slot.is_ready = request.adapter, request, None, False

@@ -4,10 +4,11 @@ answers as vLLM has them) and ``GET /v1/lora_adapters``."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
+from anyio import CapacityLimiter, to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -51,18 +52,15 @@ class _Unload(_Body):
 
 def routes(engine: Engine, models: ServedModels) -> list[Route]:
     """Routes of this family."""
+    # Of their own: a slow hub, or requests that end late, must not take the threads of other endpoints.
+    loading, unloading = CapacityLimiter(2), CapacityLimiter(16)
 
     async def load(request: Request) -> Response:
         body = _Load.parse(await read_object(request))
         models.check_adapter_name(body.lora_name)
         try:
-            await run_in_threadpool(
-                engine.adapters.load,
-                body.lora_name,
-                body.lora_path,
-                base_model=body.base_model_name,
-                replace=body.load_inplace,
-            )
+            work = partial(engine.adapters.load, base_model=body.base_model_name, replace=body.load_inplace)
+            await to_thread.run_sync(work, body.lora_name, body.lora_path, limiter=loading)
         except MissingFileError as error:
             raise ModelNotFoundError(str(error), "lora_path") from error
         except LoadError as error:
@@ -71,13 +69,16 @@ def routes(engine: Engine, models: ServedModels) -> list[Route]:
 
     async def unload(request: Request) -> Response:
         body = _Unload.parse(await read_object(request))
-        await run_in_threadpool(engine.adapters.unload, body.lora_name, wait=body.timeout if body.wait else None)
+        work = partial(engine.adapters.unload, wait=body.timeout if body.wait else None)
+        await to_thread.run_sync(work, body.lora_name, limiter=unloading)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def listed(request: Request) -> Response:
         adapters = engine.adapters
         shown = [_shown(info) for info in adapters.infos()]
-        return respond({"object": "list", "data": shown, "slots": adapters.num_slots, "slot_bytes": adapters.num_bytes})
+        return respond(
+            {"object": "list", "data": shown, "slots": adapters.num_slots, "slots_bytes": adapters.num_bytes}
+        )
 
     return [
         Route("/v1/load_lora_adapter", load, methods=["POST"]),

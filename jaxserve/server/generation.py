@@ -244,9 +244,10 @@ class Answer(Generation, ABC):
 
 def _check_ends(result: RequestOutput) -> None:
     """An answer that the engine did not finish is an error, not a short answer."""
-    ends = {output.finish_reason for output in result.outputs}
-    if FinishReason.ERROR in ends:
-        raise GenerationError("the engine failed to generate this answer.")
+    ends = {output.finish_reason: output for output in result.outputs}
+    if (failed := ends.get(FinishReason.ERROR)) is not None:
+        why = "." if failed.error is None else f": {failed.error}"
+        raise GenerationError(f"the engine failed to generate this answer{why}")
     if FinishReason.ABORT in ends:
         raise AbortedError("the request was aborted by the server, which may be shutting down.")
 

@@ -93,7 +93,10 @@ def fetch_folder(
     what: str = "model",
 ) -> Path:
     """A local folder as it is, or the files of a hub id that fit ``patterns``. Raises MissingFileError."""
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # of a user that is not there
+        raise MissingFileError(f"There is no {what} {name!r}: {error}") from None
     if path.is_dir():
         return path
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:

@@ -1,7 +1,8 @@
 """Safetensors folders, single file or sharded, read one tensor at a time.
 
 Only headers are read up front, and only one shard is mapped at a time, so that what the process holds never exceeds the
-tensors it has asked for plus one shard.
+tensors it has asked for plus one shard. Who must not be hurt by a file that is overwritten while it is read (a mapping
+whose file has shrunk kills the process) reads it at once instead.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from jaxserve.errors import CorruptFileError, MissingFileError, UnsupportedModelError
 from jaxserve.weights.reader import RawBlocks, read_json
 
-__all__ = ["INDEX", "SafetensorsReader", "has_safetensors"]
+__all__ = ["INDEX", "SafetensorsCopy", "SafetensorsReader", "has_safetensors"]
 
 INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -71,10 +73,7 @@ class SafetensorsReader:
 
     def dtype(self, name: str) -> str:
         """See TensorReader; raises UnsupportedModelError for what is no served float."""
-        stored = self._dtypes[name]
-        if stored not in _DTYPES:
-            raise UnsupportedModelError(f"{name} is stored as {stored}. Read are: {', '.join(_DTYPES)}.")
-        return _DTYPES[stored]
+        return _served(name, self._dtypes[name])
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """See TensorReader."""
@@ -100,8 +99,48 @@ class SafetensorsReader:
             try:
                 self._open = (path, safe_open(str(path), framework="numpy"))
             except (SafetensorError, OSError) as error:
-                raise CorruptFileError(f"{path} is not a complete safetensors file: {error}.") from error
+                raise _incomplete(path, error) from error
         return self._open[1]
+
+
+class SafetensorsCopy:
+    """One file as it was at one moment, all of it in memory. See TensorReader for its methods and attributes.
+
+    Raises:
+        CorruptFileError: it is truncated or no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.files: tuple[Path, ...] = (path,)
+        try:
+            self._tensors: dict[str, dict[str, Any]] = dict(deserialize(path.read_bytes()))
+        except (SafetensorError, OSError) as error:
+            raise _incomplete(path, error) from error
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(t["shape"]) for name, t in self._tensors.items()}
+
+    def dtype(self, name: str) -> str:
+        """See TensorReader; raises UnsupportedModelError for what is no served float."""
+        return _served(name, self._tensors[name]["dtype"])
+
+    def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """See TensorReader."""
+        dtype = self.dtype(name)
+        values = np.frombuffer(self._tensors[name]["data"], ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        return values.reshape(self.shapes[name])
+
+    def raw(self, name: str) -> RawBlocks | None:
+        """See TensorReader; quantised ones are not read."""
+        return None
+
+
+def _served(name: str, stored: str) -> str:
+    if stored not in _DTYPES:
+        raise UnsupportedModelError(f"{name} is stored as {stored}. Read are: {', '.join(_DTYPES)}.")
+    return _DTYPES[stored]
+
+
+def _incomplete(path: Path, error: Exception) -> CorruptFileError:
+    return CorruptFileError(f"{path} is not a complete safetensors file: {error}.")
 
 
 def _placed(index: Path) -> dict[str, str]:

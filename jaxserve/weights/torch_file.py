@@ -97,7 +97,7 @@ class TorchFile:
         storage, offset, shape, strides = self._tensors[name]
         try:
             values = np.frombuffer(self._zip.read(f"{self._folder}data/{storage.name}"), storage.dtype)
-        except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        except Exception as error:  # as above
             raise CorruptFileError(f"{self.files[0]}: the values of {name} cannot be read: {error}.") from error
         last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
         if min(offset, *shape, *strides, 0) < 0 or (0 not in shape and last >= len(values)):
@@ -129,6 +129,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage) or len(shape) != len(strides):
+        raise TypeError("the place of a tensor's values is not where one can be")
+    if any(type(number) is not int for number in (offset, *shape, *strides)):
+        raise TypeError("the place of a tensor's values is not given in integers")
     return _Tensor(storage, offset, shape, strides)
 
 

@@ -88,7 +88,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
             make_blocks(config.cache, config.cache.num_gpu_blocks_override or 60, CONTEXT),
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 32,
             max_num_seqs=config.scheduler.max_num_seqs or 4,
-            admission=adapters.admission(lambda request_id: engine.finish(request_id)),
+            admission=adapters.admission(lambda request_id, why: engine.finish(request_id)),
         )
         scheduler.speculation = make_speculation(speculative, runner.buckets, runner.proposer)
         engine = Engine(scheduler, runner, depth=1)

@@ -80,9 +80,10 @@ def make_adapter(
 
 @contextmanager
 def _outdated() -> Iterator[None]:
-    """PEFT calls what transformers is about to remove."""
+    """PEFT calls what transformers is about to remove, and tells what merging would do to tied weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")
         yield
 
 
@@ -93,13 +94,14 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def merged_tokens(
-    adapter: Path | None, prompts: Sequence[Sequence[int]], count: int, *, tied: bool = True
+    adapter: Path | None, prompts: Sequence[Sequence[int]], count: int, *, tied: bool = True, merged: bool = True
 ) -> list[list[int]]:
-    """What transformers generates greedily, with the adapter merged into the base weights."""
+    """What transformers generates greedily, with the adapter merged into the base weights, or beside them."""
     model: Any = base_model(tied)
     if adapter is not None:
         with _outdated():
-            model = PeftModel.from_pretrained(_fresh_base(tied), str(adapter)).merge_and_unload().eval()
+            model = PeftModel.from_pretrained(_fresh_base(tied), str(adapter)).eval()
+            model = model.merge_and_unload() if merged else model
     found = []
     for prompt in prompts:
         tokens = torch.tensor([list(prompt)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from torch._utils import _rebuild_tensor_v2
 
 from jaxserve.errors import LoadError
 from jaxserve.lora.adapter import find_adapter, read_adapter
 from jaxserve.lora.layout import Layout
 from jaxserve.models import from_hf
+from jaxserve.weights.safetensors import SafetensorsCopy
 from tests.lora.adapters import ALL, base_model, edit_config, make_adapter
 
 WEIGHTS = "adapter_model.safetensors"
@@ -68,6 +71,16 @@ def test_the_key_is_of_the_content(folder: Path, tmp_path: Path) -> None:
     assert read_adapter(make_adapter(tmp_path / "c", 3), layout()).key != key
 
 
+def test_how_the_base_weight_is_stored_is_no_matter(folder: Path) -> None:
+    expected = read_adapter(folder, layout()).factors
+    edit_config(folder, fan_in_fan_out=True)
+    found = read_adapter(folder, layout()).factors
+    assert found.keys() == expected.keys()
+    for place, own in found.items():
+        np.testing.assert_array_equal(own.a, expected[place].a)
+        np.testing.assert_array_equal(own.b, expected[place].b)
+
+
 def test_pieces_hold_every_factor_at_its_place(folder: Path) -> None:
     where = layout()
     adapter = read_adapter(folder, where)
@@ -106,6 +119,22 @@ def test_other_kinds_of_adapters_are_refused(name: str, folder: Path) -> None:
     with pytest.raises(LoadError, match=message) as caught:
         read_adapter(folder, layout())
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("r", 10**400, "r must be a positive integer"),
+        ("lora_alpha", 10**400, "lora_alpha must be a number"),
+        ("rank_pattern", {"(?i)q_proj": 4}, "which is no pattern"),  # as it is used, behind others
+    ],
+)
+def test_numbers_and_patterns_that_cannot_be_used_are_refused(
+    name: str, value: Any, message: str, folder: Path
+) -> None:
+    edit_config(folder, **{name: value})
+    with pytest.raises(LoadError, match=message):
+        read_adapter(folder, layout())
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
@@ -184,6 +213,8 @@ def test_a_rank_above_the_limit_is_refused(folder: Path) -> None:
 def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no such folder, no hub id"):
         find_adapter(str(tmp_path / "nothing"))
+    with pytest.raises(LoadError, match="There is no adapter '~nobody-of-that-name/x'"):
+        find_adapter("~nobody-of-that-name/x")
     with pytest.raises(LoadError, match=r"There is no adapter_config\.json"):
         find_adapter(str(tmp_path))
     data = (folder / WEIGHTS).read_bytes()
@@ -192,6 +223,58 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
         read_adapter(folder, layout())
     (folder / WEIGHTS).unlink()
     with pytest.raises(LoadError, match=r"no adapter_model\.safetensors or adapter_model\.bin"):
+        read_adapter(folder, layout())
+
+
+class Odd:
+    """Pickled as a tensor whose place is no place."""
+
+    def __init__(self, *place: Any) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return _rebuild_tensor_v2, (None, *self.place)
+
+
+def test_a_damaged_pickle_is_refused(folder: Path) -> None:
+    held = {name: torch.from_numpy(value) for name, value in load_file(folder / WEIGHTS).items()}
+    (folder / WEIGHTS).unlink()
+    for place in ((0, 7, 1, False, {}), (0, ("4",), (1,), False, {}), (0, (4,), (1,), False, {})):
+        torch.save({"x.lora_A.weight": Odd(*place)}, folder / "adapter_model.bin")
+        with pytest.raises(LoadError, match=r"is no complete file of torch\.save"):
+            read_adapter(folder, layout())
+    file = folder / "adapter_model.bin"
+    torch.save(held, file)
+    with zipfile.ZipFile(file) as whole, zipfile.ZipFile(folder / "packed", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    (values,) = (info for info in packed.infolist() if info.filename.endswith("data/0"))
+    data = bytearray((folder / "packed").read_bytes())
+    begin = values.header_offset + 30 + len(values.filename)
+    data[begin : begin + 8] = b"\xff" * 8
+    file.write_bytes(data)
+    with pytest.raises(LoadError, match="cannot be read: Error -3"):
+        read_adapter(folder, layout())
+
+
+@pytest.mark.parametrize("change", ["truncate", "replace", "settings"])
+def test_files_that_change_while_they_are_read_are_refused(
+    change: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a file that shrinks does not end the process, as it does for who has mapped it."""
+    other = make_adapter(tmp_path / "other", 3)
+    read = SafetensorsCopy.read
+
+    def read_late(self: SafetensorsCopy, name: str) -> Any:
+        monkeypatch.undo()
+        if change == "settings":
+            edit_config(folder, lora_alpha=3)
+        else:
+            (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes() if change == "replace" else b"")
+        return read(self, name)
+
+    monkeypatch.setattr(SafetensorsCopy, "read", read_late)
+    with pytest.raises(LoadError, match="changed while they were read: load it again"):
         read_adapter(folder, layout())
 
 

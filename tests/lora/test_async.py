@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,23 @@ async def whole(engine: AsyncLLM, name: str | None, count: int = 8) -> list[int]
     return tokens
 
 
+async def others_pass_a_slow_load(engine: AsyncLLM, expected: dict[str | None, list[int]]) -> None:
+    """However many wait for files, base requests and those of loaded adapters are answered."""
+    adapters: Any = engine.adapters
+    arrived, prepare = threading.Event(), adapters.prepare
+    adapters.prepare = lambda name: arrived.wait(60)
+    waiting = [asyncio.create_task(whole(engine, f"far{i}")) for i in range(40)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert [await whole(engine, name) for name in ("a", None)] == [expected[name][:8] for name in ("a", None)]
+    finally:
+        arrived.set()
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(end, ModelNotFoundError) for end in ends)
+    adapters.prepare = prepare
+
+
 def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> None:
     made = {name: make_adapter(tmp_path / name, seed) for seed, name in enumerate("ab")}
     base = write_base(tmp_path / "base.gguf")
@@ -39,6 +57,7 @@ def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> None:
         assert got == [expected[name][:8] for name in ("a", "b", None)]
         assert {info.slot for info in engine.adapters.infos()} == {1, 2}
 
+        await others_pass_a_slow_load(engine, expected)
         long = asyncio.create_task(whole(engine, "a", 40))
         while not any(info.num_requests for info in engine.adapters.infos()):
             await asyncio.sleep(0.001)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import LoadError, ModelNotFoundError, RequestError
+from jaxserve.lora.adapter import find_adapter
 from jaxserve.lora.store import AdapterStore
 from tests.lora.adapters import edit_config, make_adapter
 from tests.lora.test_adapter import layout
@@ -102,7 +105,7 @@ def test_a_folder_of_adapters_is_read_by_name_when_it_is_needed(store: AdapterSt
     store.prepare("d")
     with store.lease("d") as which:
         assert which == key(store, "d")
-    for name in ("", "..", "../adapters/a", "nothing", "a\x00"):
+    for name in ("", "..", "../adapters/a", "nothing", "a\x00", "a" * 256, "a" * 2000):
         assert not store.has(name)
         store.prepare(name)
         with pytest.raises(ModelNotFoundError), store.lease(name):
@@ -137,6 +140,61 @@ def test_unloading_refuses_while_in_use_or_waits(store: AdapterStore, folder: Pa
         store.unload("a")
 
 
+def test_what_was_unloaded_comes_back_by_an_explicit_load_only(store: AdapterStore, folder: Path) -> None:
+    store.prepare("a")
+    store.unload("a")
+    assert not store.has("a")
+    store.prepare("a")
+    assert store.infos() == []
+    store.load("a", str(folder / "a"))
+    assert store.has("a")
+
+
+def test_a_download_keeps_nobody_else_from_loading(
+    store: AdapterStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, arrived = threading.Event(), threading.Event()
+
+    def find_late(path: str, download_dir: str | None) -> Path:
+        if path == "owner/far":
+            begun.set()
+            assert arrived.wait(10)
+            return folder / "b"
+        return find_adapter(path, download_dir)
+
+    monkeypatch.setattr("jaxserve.lora.store.find_adapter", find_late)
+    far = threading.Thread(target=store.load, args=("far", "owner/far"))
+    far.start()
+    assert begun.wait(10)
+    others = threading.Thread(target=lambda: (store.load("a", str(folder / "a")), store.prepare("c")))
+    others.start()
+    others.join(10)
+    assert [info.name for info in store.infos()] == ["a", "c"]
+    arrived.set()
+    far.join()
+    assert store.info("far").path == "owner/far"
+
+
+def test_what_was_made_ready_for_nobody_is_let_go(store: AdapterStore, folder: Path) -> None:
+    which = bytes.fromhex(store.load("a", str(folder / "a")).key)
+    assert store.fetch(which) is None
+    (staged,) = (weakref.ref(version.staged) for version in store._versions.values() if version.staged)
+    store.forget(which)
+    store.close()
+    gc.collect()
+    assert staged() is None
+
+
+def test_files_are_read_again_where_a_name_still_has_them(store: AdapterStore, folder: Path) -> None:
+    shutil.copytree(folder / "a", folder / "same")
+    for name, path in (("a", "a"), ("same", "same"), ("b", "b"), ("c", "c")):
+        store.load(name, str(folder / path))
+    assert not store.info("a").in_host
+    store.unload("same")
+    shutil.rmtree(folder / "same")
+    assert fetch(store, key(store, "a"))
+
+
 def test_two_names_of_one_content_are_one_version(store: AdapterStore, folder: Path) -> None:
     store.load("a", str(folder / "a"))
     store.load("b", str(folder / "a"))
@@ -146,7 +204,16 @@ def test_two_names_of_one_content_are_one_version(store: AdapterStore, folder: P
     assert fetch(store, key(store, "b"))
 
 
-@pytest.mark.parametrize(("name", "path"), [("", "x"), ("a", ""), ("x" * 2000, "y"), (7, "x")])
-def test_names_and_paths_are_checked(store: AdapterStore, name: Any, path: str) -> None:
-    with pytest.raises(RequestError, match="must be a string of 1 to 1024 characters"):
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("", "x", "lora_name must be a string of 1 to 256 characters"),
+        ("a", "", "lora_path must be a string of 1 to 1024 characters"),
+        ("x" * 257, "y", "lora_name must be a string of 1 to 256 characters"),
+        ("a", "y" * 1025, "lora_path must be a string of 1 to 1024 characters"),
+        (7, "x", "lora_name must be a string"),
+    ],
+)
+def test_names_and_paths_are_checked(store: AdapterStore, name: Any, path: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         store.load(name, path)

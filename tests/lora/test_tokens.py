@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxserve import LLM, LoRARequest, SamplingParams
 from jaxserve.errors import ConfigError, ModelNotFoundError, RequestError
-from tests.lora.adapters import ALL, ATTENTION, make_adapter, merged_tokens, write_base
+from tests.lora.adapters import ALL, ATTENTION, edit_config, make_adapter, merged_tokens, write_base
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 96,
@@ -34,7 +36,7 @@ MADE: dict[str, dict[str, Any]] = {
         "rank_pattern": {"q_proj": 6, r"layers\.1\.mlp\.up_proj": 2},
         "alpha_pattern": {"k_proj": 20, "layers.0.self_attn.o_proj": 2},
     },
-    "upper": {"targets": ["o_proj", "gate_proj"], "layers_to_transform": [1], "fan_in_fan_out": False},
+    "upper": {"targets": ["o_proj", "gate_proj"], "layers_to_transform": [1]},
 }
 COUNT = 16
 PROMPTS = [[5 + (7 * i) % 80 for i in range(1, 44)], [9, 30, 77, 2], list(range(100, 130))]
@@ -132,6 +134,18 @@ def test_completions_of_one_prompt_share_the_adapter(llm: LLM, folder: Path) -> 
     assert len({tuple(output.token_ids) for output in together}) == 3
 
 
+def test_one_whose_files_have_changed_since_ends_with_the_reason(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder / "one", tmp_path / "own")
+    edit_config(own, lora_alpha=5)
+    llm.adapters.load("own", str(own))
+    tokens(llm, [(name, 0) for name in MADE], folder)  # it makes room for these, on the device and the host
+    edit_config(own, lora_alpha=6)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY, lora_request=LoRARequest("own", 1), use_tqdm=False)
+    assert output.outputs[0].finish_reason == "error"
+    assert "has changed since it was loaded: load it again" in (output.outputs[0].error or "")
+    llm.adapters.unload("own")
+
+
 def test_requests_name_adapters_that_are_there(llm: LLM, folder: Path) -> None:
     with pytest.raises(RequestError, match="a list of 1, one per prompt"):
         llm.generate([[1, 2]], GREEDY, lora_request=[None, None], use_tqdm=False)
@@ -145,15 +159,18 @@ def test_requests_name_adapters_that_are_there(llm: LLM, folder: Path) -> None:
         LoRARequest("all", 0)
 
 
-def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base.gguf", tied=False)
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_head_are_adapted_where_there_is_room(tied: bool, tmp_path: Path) -> None:
+    """Each for itself, also where the base model ties them; merged weights would not do that."""
+    base = write_base(tmp_path / "base.gguf", tied=tied)
     made = {
-        "tables": make_adapter(tmp_path / "tables", 1, targets=["embed_tokens", "lm_head"], tied=False),
-        "head": make_adapter(tmp_path / "head", 2, targets=["lm_head", "q_proj"], rank=2, tied=False),
-        "embed": make_adapter(tmp_path / "embed", 3, targets=["embed_tokens"], rank=6, size=0.6, tied=False),
+        "tables": make_adapter(tmp_path / "tables", 1, targets=["embed_tokens", "lm_head"], tied=tied),
+        "head": make_adapter(tmp_path / "head", 2, targets=["lm_head", "q_proj"], rank=2, tied=tied),
+        "embed": make_adapter(tmp_path / "embed", 3, targets=["embed_tokens"], rank=6, size=0.6, tied=tied),
     }
     asked: list[str | None] = [*made, None]
-    expected = [merged_tokens(made.get(name or ""), PROMPTS[:1], 12, tied=False)[0] for name in asked]
+    own: dict[str, Any] = {"tied": tied, "merged": not tied}
+    expected = [merged_tokens(made.get(name or ""), PROMPTS[:1], 12, **own)[0] for name in asked]
     assert len({tuple(output) for output in expected}) == 4
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     small = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8, "max_loras": 2}
@@ -167,11 +184,25 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_lora": False, "lora_dir": "."}, "lora_dir has no effect without --enable-lora"),
+        *(
+            (
+                {"enable_lora": False, "max_lora_rank": 16, name: value},
+                f"{name} has no effect without --enable-lora",
+            )
+            for name, value in {
+                "lora_modules": ["a=b"],
+                "max_lora_rank": 12,
+                "max_loras": 3,
+                "max_cpu_loras": 3,
+                "lora_dir": ".",
+                "lora_dtype": "float16",
+                "lora_target_modules": ["q_proj"],
+                "lora_embeddings": True,
+            }.items()
+        ),
         ({"lora_modules": ["sql"]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": [{"name": "a", "rank": 3}]}, "lora_modules must hold name=path, or JSON objects"),
         ({"lora_modules": ["a=/nothing"]}, "--lora-modules a: There is no adapter '/nothing'"),
-        ({"enable_lora": False, "lora_target_modules": ["q_proj"]}, "lora_target_modules has no effect without"),
         ({"lora_target_modules": ["q"]}, "lora_target_modules must be some of q_proj, .*, down_proj, got 'q'"),
         ({"lora_dir": "/nothing"}, "lora_dir must be a folder, got '/nothing'"),
         ({"max_loras": 10**6}, "max_loras must be an integer from 1 to 1024"),
@@ -181,6 +212,15 @@ def test_embedding_and_head_are_adapted_where_there_is_room(tmp_path: Path) -> N
 def test_flags_that_cannot_work_are_refused(settings: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(folder / "base.gguf", **{**SETTINGS, **settings})
+
+
+def test_slots_that_the_device_has_no_room_for_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr("jaxserve.runner.adapters.Bank.zeros", full)
+    with pytest.raises(ConfigError, match=r"no room: 2 slots for adapters \(--max-loras\) of rank 12 .* take 0 MiB"):
+        LLM(folder / "base.gguf", max_loras=2, **SETTINGS)
 
 
 def test_modules_of_the_flags_are_loaded_at_start(folder: Path) -> None:

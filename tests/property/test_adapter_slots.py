@@ -41,12 +41,16 @@ class Source:
         self.fetched.append(key)
         return [(key, piece) for piece in range(self.num_pieces)]
 
+    def forget(self, key: bytes) -> None:
+        self.looks.pop(key, None)
+
 
 class AdapterEngine:
     """The simulated engine with adapters; every step checks that each row finds its own, whole, in its slot."""
 
     def __init__(self, num_slots: int, source: Source, patience: Patience | None = None, **scheduler: Any) -> None:
         self.source = source
+        self.num_slots = num_slots
         self.bank: dict[int, list[Any]] = {}
         self.refused: list[str] = []
         self.keys: dict[str, bytes | None] = {}
@@ -62,6 +66,7 @@ class AdapterEngine:
             self.engine.scheduler.abort(request_id)
         self.refused.clear()
         plan = self.engine.step()
+        assert len(self.source.looks) <= self.num_slots  # what is asked for and not fetched takes host memory
         for row in plan.rows:
             key = self.keys[row.request_id]
             assert (row.adapter_slot == 0) == (key is None)
@@ -173,6 +178,40 @@ def test_others_pass_while_an_adapter_is_read_and_copied() -> None:
     assert all({"base", "late"} & plan for plan in plans)
     assert all("late" in plan for plan in plans[:7])
     assert ["tuned" in plan for plan in plans] == [False] * 8 + [True]  # asked for; six looks, three pieces
+
+
+def test_slots_are_filled_in_the_order_in_which_they_were_given() -> None:
+    source = Source(num_pieces=12)
+    engine = AdapterEngine(2, source)
+    engine.add(make_request("base", range(5), max_tokens=100))
+    engine.add(make_request("first", range(4), max_tokens=1, adapter=key(0), arrived_at=1.0))
+    for name, adapter, at in (("second", 1, 2.0), ("third", 2, 3.0)):
+        for _ in range(6):
+            engine.step()
+        engine.add(make_request(name, range(4), max_tokens=3, adapter=key(adapter), arrived_at=at))
+        engine.step()  # the second is being copied to slot 2 when the third gets slot 1
+    started = [row.request_id for _ in range(60) for row in engine.step().rows if row.fresh]
+    assert started == ["second", "third"]
+
+
+def test_what_is_read_for_nobody_any_more_is_forgotten() -> None:
+    engine = AdapterEngine(1, Source(delay=1000))
+    for i in range(4):
+        engine.add(make_request(f"r{i}", range(4), adapter=key(i), arrived_at=float(i)))
+        engine.step()
+        engine.step()
+        engine.engine.abort(f"r{i}")
+    assert set(engine.source.looks) == {key(3)}
+
+
+def test_a_slot_is_not_closed_against_who_waits_in_front() -> None:
+    """Else both would take it from each other for ever, and nothing would be read to its end."""
+    engine = AdapterEngine(2, Source(delay=4), Patience(0, max_seconds=1e9))
+    engine.add(make_request("base", range(11), max_tokens=4))
+    for i, adapter in enumerate((0, 3, 2)):
+        engine.add(make_request(f"r{i}", range(8), max_tokens=4, adapter=key(adapter), arrived_at=1.0 + i))
+    engine.run()
+    assert engine.source.fetched == [key(0), key(3), key(2)]
 
 
 def test_one_that_waits_for_a_slot_is_overtaken_so_often_and_no_more() -> None:

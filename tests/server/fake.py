@@ -341,8 +341,8 @@ class _Completion:
     def next(self, failing: bool) -> CompletionOutput:
         whole, params = self.whole, self._params
         if failing:
-            whole.finish_reason = "error"
-            return CompletionOutput(whole.index, finish_reason="error")
+            whole.finish_reason, whole.error = "error", "the fake fails."
+            return CompletionOutput(whole.index, finish_reason="error", error=whole.error)
         token = self._script[len(whole.token_ids)]
         whole.token_ids.append(token)
         delta = CompletionOutput(whole.index, token_ids=[token])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.outputs import AdapterInfo
 from jaxserve.server import create_app
 from tests.server.fake import FakeEngine
 
@@ -42,6 +45,28 @@ async def test_a_model_s_name_picks_the_adapter(client: httpx.AsyncClient, engin
     assert engine.adapters.used == ["sql-expert", "sql-expert", None]
 
 
+async def test_slow_loads_take_no_threads_of_others(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, load_now = threading.Event(), engine.adapters.load
+
+    def load_late(name: str, path: str, **more: Any) -> AdapterInfo:
+        assert arrived.wait(20)
+        return load_now(name, path, **more)
+
+    monkeypatch.setattr(engine.adapters, "load", load_late)
+    async with anyio.create_task_group() as tasks:
+        for i in range(60):
+            tasks.start_soon(load, client, f"far{i}", "x")
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(10):
+                await post(client, "/v1/completions", prompt="x")
+        finally:
+            arrived.set()
+    assert len(engine.adapters.known) == 60
+
+
 async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient) -> None:
     await load(client, "a/b", "org/x", base_model_name="base")
     base, adapter = (await client.get("/v1/models")).json()["data"]
@@ -49,7 +74,7 @@ async def test_models_list_adapters_with_their_parent(client: httpx.AsyncClient)
     assert (adapter["id"], adapter["parent"], adapter["root"]) == ("a/b", "fake-model", "org/x")
     assert (await client.get("/v1/models/a/b")).json() == adapter
     listed = (await client.get("/v1/lora_adapters")).json()
-    assert (listed["slots"], listed["slot_bytes"]) == (2, 4096)
+    assert (listed["slots"], listed["slots_bytes"]) == (2, 4096)
     assert [(a["lora_name"], a["base_model_name"], a["targets"]) for a in listed["data"]] == [
         ("a/b", "base", ["q", "v"])
     ]

@@ -341,7 +341,9 @@ async def test_error_inside_a_stream_is_an_event(
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == code
     assert done == "data: [DONE]"
     engine.dead = None
-    error_of(await client.post(COMPLETIONS, json={"prompt": "x"}), code)
+    message = error_of(await client.post(COMPLETIONS, json={"prompt": "x"}), code)["message"]
+    if fault == "fails_at":
+        assert message == "the engine failed to generate this answer: the fake fails."
 
 
 async def test_unforeseen_errors_keep_their_details_in_the_log(

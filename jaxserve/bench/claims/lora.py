@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,12 +41,13 @@ _SLOTS = 4  # fewer than adapters that come one after the other
 _LOADED = 10
 _PAUSE = 0.1  # seconds between two of these
 
-_OFF = {"enable_lora": False, "lora_modules": (), "lora_dir": None, "lora_target_modules": ()}
+_OFF = asdict(LoRAConfig())  # where adapters are off, no flag of theirs may be set
+_NONE = {"lora_modules": (), "lora_dir": None, "lora_target_modules": ()}
 
 
 def _on(num_slots: int, **more: Any) -> dict[str, Any]:
     """Settings of an engine with slots and no adapters."""
-    return {**_OFF, "enable_lora": True, "max_loras": num_slots, "max_cpu_loras": None, **more}
+    return {**_NONE, "enable_lora": True, "max_loras": num_slots, "max_cpu_loras": None, **more}
 
 
 @contextmanager
