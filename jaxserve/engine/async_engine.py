@@ -191,8 +191,14 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
+        self.check_health()
         done: Future[bool] = Future()
-        self._engine.call(lambda: done.set_result(self._engine.scheduler.blocks.reset_prefix_cache()))
+
+        def reset() -> None:
+            if done.set_running_or_notify_cancel():  # who asked may have gone
+                done.set_result(self._engine.scheduler.blocks.reset_prefix_cache())
+
+        self._engine.call(reset)
         self._wake_up()
         return await asyncio.wrap_future(done)
 

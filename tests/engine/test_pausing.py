@@ -77,6 +77,17 @@ async def test_who_waits_outside_can_be_aborted_and_the_cache_be_reset() -> None
         await busy
 
 
+async def test_who_asks_for_a_reset_and_leaves_does_no_harm() -> None:
+    async with running() as llm:
+        gate = Gate(llm)
+        resetting = asyncio.create_task(llm.reset_prefix_cache())
+        await asyncio.sleep(0.01)
+        resetting.cancel()
+        await asyncio.wait({resetting})
+        gate.open()
+        assert len((await collect(llm, PROMPT, "a", greedy(3)))[0]) == 3
+
+
 async def test_embeddings_and_scores_come_from_the_same_engine() -> None:
     async with running() as llm:
         found = [out async for out in llm.generate(PROMPT, EMBEDDING, "e", pooling="last", stream=False)]
