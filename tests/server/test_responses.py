@@ -164,11 +164,14 @@ def test_background_responses_are_polled_followed_and_cancelled(sdk: openai.Open
 
     followed = sdk.responses.create(input="x", background=True, stream=True, max_output_tokens=5)
     event = next(iter(followed))
-    assert event.type == "response.queued"
+    assert (event.type, event.response.status) == ("response.created", "queued")
     followed.close()  # the work goes on
-    events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=1))
-    assert events[0].sequence_number == 2
+    events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=0))
+    assert [event.type for event in events[:2]] == ["response.queued", "response.in_progress"]
+    assert [event.sequence_number for event in events] == list(range(1, len(events) + 1))
     assert events[-1].type == "response.incomplete"
+    with sdk.responses.stream(model="fake-model", input="x", background=True, max_output_tokens=5) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == "Hello"
 
     fake.seconds_per_token = 0.2
     running = sdk.responses.create(input="x", background=True)

@@ -149,12 +149,13 @@ def _start(work: _Work, kept: Kept, store: Store) -> Run:
     """Have a response written in the background."""
     kept.run = run = Run()
     tell = run.tell if kept.streams else lambda event: None
-    first = work.writer.queue()
+    first = list(work.writer.queue())
     store.put(kept)
 
     async def write() -> None:
         try:
-            tell(first)
+            for event in first:
+                tell(event)
             try:
                 async with aclosing(work.told()) as told:
                     async for event in told:
