@@ -137,6 +137,12 @@ def test_the_limit_of_tokens_leaves_a_response_incomplete(sdk: openai.OpenAI, fa
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
+    fake.says = HERMES
+    cut = sdk.responses.create(input="x", max_output_tokens=70, tools=[WEATHER])  # type: ignore[list-item]
+    assert [(item.type, item.status) for item in cut.output][1:] == [("function_call", "incomplete")]  # type: ignore[union-attr]
+    sdk.responses.create(input="And?", previous_response_id=cut.id)
+    assert put_to_the_model(fake) == "<user>x</><assistant>Let me see.</><user>And?</><assistant>"
+    fake.says = None
     events = list(sdk.responses.create(input="x", max_output_tokens=3, stream=True))
     assert events[-1].type == "response.incomplete"
 

@@ -186,7 +186,11 @@ def _before(store: Store, body: ResponsesRequest) -> list[Item]:
     kept = store.get(body.previous_response_id)
     if kept.unfinished:
         raise RequestError("previous_response_id names a response that is still being written.", "previous_response_id")
-    return [*kept.conversation, *as_items(kept.response["output"])]
+    # A call that was cut off may have no arguments, and can have no result.
+    whole = [
+        item for item in kept.response["output"] if item["type"] != "function_call" or item["status"] == "completed"
+    ]
+    return [*kept.conversation, *as_items(whole)]
 
 
 def _listed(items: list[Item]) -> list[dict[str, Any]]:
