@@ -35,10 +35,14 @@ _log = get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request whose generator is open: its number of completions, and what is to be yielded."""
+    """A request whose generator is open: its number of completions, and what is to be yielded.
+
+    It has ``ended`` when its last output is in the queue, though its client may never take it out.
+    """
 
     n: int
     aborted: bool = False
+    ended: bool = False
     queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
 
 
@@ -173,11 +177,12 @@ class AsyncLLM:
         """Let new requests wait until ``resume``; running ones are aborted, or finished ("wait"), or stand still
         ("keep"). RequestError: ``how`` is something else."""
         self._gate.close(how)
-        inside = [request_id for request_id in self._streams if not self._gate.is_outside(request_id)]
+        self._wake_up()  # what stood still may have to go on
+        inside = {name: entry for name, entry in self._streams.items() if not self._gate.is_outside(name)}
         if how == "abort":
             for request_id in inside:
                 await self.abort(request_id)
-        while how != "keep" and self._gate.pause == how and not self._streams.keys().isdisjoint(inside):
+        while how != "keep" and self._gate.pause == how and any(map(self._is_served, inside, inside.values())):
             await asyncio.sleep(0.01)
 
     async def resume(self) -> None:
@@ -192,8 +197,14 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
+        self.check_health()
         done: Future[bool] = Future()
-        self._engine.call(lambda: done.set_result(self._engine.scheduler.blocks.reset_prefix_cache()))
+
+        def reset() -> None:
+            if done.set_running_or_notify_cancel():  # who asked may have gone
+                done.set_result(self._engine.scheduler.blocks.reset_prefix_cache())
+
+        self._engine.call(reset)
         self._wake_up()
         return await asyncio.wrap_future(done)
 
@@ -232,6 +243,9 @@ class AsyncLLM:
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
+    def _is_served(self, request_id: str, entry: _Stream) -> bool:
+        return self._streams.get(request_id) is entry and not entry.ended
+
     async def _take_adapter(self, name: str | None, lease: ExitStack) -> bytes | None:
         """Key of an adapter, which is kept until the lease ends; one that only lies in a folder is loaded first."""
         if name is None:
@@ -287,6 +301,7 @@ class AsyncLLM:
         for output in outputs:
             if (entry := self._streams.get(output.request_id)) is not None:
                 entry.queue.put_nowait(output)
+                entry.ended = output.finished
 
     def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         for engine_id in engine_ids:
@@ -308,7 +323,7 @@ class AsyncLLM:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                if events := self._engine.step():
+                if events := self._engine.take_in() if self._gate.is_frozen else self._engine.step():
                     self._call(self._deliver, events)
         except Exception as error:
             _log.exception("the engine has stopped")
@@ -318,7 +333,10 @@ class AsyncLLM:
     def _wait_for_work(self) -> bool:
         """Sleep until there is work; False to stop."""
         with self._wake:
-            while not self._closing and (self._gate.is_frozen or not self._engine.has_work):
+            while not self._closing:
+                # A frozen engine still hears of requests that end.
+                if self._engine.has_news if self._gate.is_frozen else self._engine.has_work:
+                    break
                 self._wake.wait()
             return not self._closing and self._dead is None
 

@@ -117,6 +117,11 @@ class Engine:
         """Whether ``step`` has anything to do."""
         return bool(self._inbox or self._in_flight or self.scheduler.has_work)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether other threads have put something into the inbox."""
+        return bool(self._inbox)
+
     def stats(self) -> EngineStats:
         """Counts at this moment; may be read from any thread."""
         scheduler, blocks = self.scheduler, self.scheduler.blocks
@@ -154,7 +159,7 @@ class Engine:
         if not self._in_flight:
             self._settled_at = began
         with self.runner.compiles:
-            events = self._intake()
+            events = self.take_in()
             plan = self.scheduler.plan()
             launch = self.runner.forward(plan)
             events += self._settle(0)
@@ -178,7 +183,8 @@ class Engine:
         # Blocks are published when a step is planned: those of one that was never dispatched hold nothing.
         self.scheduler.blocks.reset_prefix_cache()
 
-    def _intake(self) -> list[TokenEvent]:
+    def take_in(self) -> list[TokenEvent]:
+        """Read the inbox, and compute nothing: what ends by it is all that is new."""
         events = []
         while self._inbox:
             item = self._inbox.popleft()

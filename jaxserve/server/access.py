@@ -74,7 +74,8 @@ class Access:
             await self._app(scope, receive, send)
             return
         client = self._clients.find(digest)
-        refusal = self._refusal(client, controls=path.rstrip("/") in _CONTROL_PATHS)
+        # A route's pattern also matches a path with a newline behind it.
+        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
         elif client is None:

@@ -77,6 +77,45 @@ async def test_who_waits_outside_can_be_aborted_and_the_cache_be_reset() -> None
         await busy
 
 
+async def test_a_frozen_engine_hears_of_aborts_and_resets_and_can_finish_instead() -> None:
+    async with running() as llm, asyncio.timeout(20):
+        whole = await collect(llm, OTHER, "b", greedy(30))
+        gate = Gate(llm)
+        ended = asyncio.create_task(collect(llm, PROMPT, "a", greedy(60)))
+        kept = asyncio.create_task(collect(llm, OTHER, "b", greedy(30)))
+        await one_token_later(llm, gate)
+        await llm.pause("keep")
+        gate.open()
+        await llm.abort("a")
+        assert (await ended)[1] == "abort"
+        assert not await llm.reset_prefix_cache()
+        assert not kept.done()
+        await llm.pause("wait")
+        assert await kept == whole
+
+
+async def test_a_pause_does_not_wait_for_clients_that_do_not_read() -> None:
+    async with running() as llm, asyncio.timeout(20):
+        for how in ("wait", "abort"):
+            stream = llm.generate(PROMPT, greedy(30), "a")
+            await anext(stream)
+            await llm.pause(how)
+            assert llm.open_requests() == ["a"]
+            await llm.resume()
+            await stream.aclose()
+
+
+async def test_who_asks_for_a_reset_and_leaves_does_no_harm() -> None:
+    async with running() as llm:
+        gate = Gate(llm)
+        resetting = asyncio.create_task(llm.reset_prefix_cache())
+        await asyncio.sleep(0.01)
+        resetting.cancel()
+        await asyncio.wait({resetting})
+        gate.open()
+        assert len((await collect(llm, PROMPT, "a", greedy(3)))[0]) == 3
+
+
 async def test_embeddings_and_scores_come_from_the_same_engine() -> None:
     async with running() as llm:
         found = [out async for out in llm.generate(PROMPT, EMBEDDING, "e", pooling="last", stream=False)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dataclasses
 
 import pytest
@@ -273,6 +275,20 @@ def test_a_fork_waits_for_a_sibling_that_waits_but_not_for_one_that_was_preempte
     scheduler._preempt(first)
     scheduler.update(plan, result(plan, (3,)))
     assert shares(scheduler.plan()) == {"f1": 6}
+
+
+def test_a_fork_waits_for_a_preempted_sibling_whose_prompt_is_still_to_be_read() -> None:
+    scheduler = make_scheduler(budget=4, max_num_seqs=1, caching=False)
+    first, second = make_family(6, 2)
+    first.params = replace(first.params, prompt_logprobs=1)
+    second.arrived_at = -1.0
+    scheduler.add(first)
+    scheduler.add(second)
+    plan = scheduler.plan()
+    assert shares(plan) == {"f0": 4}
+    scheduler._preempt(first)
+    scheduler.update(plan, result(plan, ()))
+    assert shares(scheduler.plan()) == {"f0": 4}
 
 
 def test_rows_are_reused_and_never_exceed_their_number() -> None:

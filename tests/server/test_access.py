@@ -76,6 +76,8 @@ async def test_operators_alone_control_the_server() -> None:
             assert error_of(await client.post(path), 401)
             assert error_of(await client.post(path, headers=bearer("user")), 403)["type"] == "PermissionDeniedError"
             assert error_of(await client.post(path + "/", headers=bearer("user")), 403)
+            assert error_of(await client.post(path + "%0A"), 401)
+            assert error_of(await client.post(path + "%0A", headers=bearer("user")), 403)
             assert (await client.post(path, headers=bearer("root"))).status_code not in (401, 403)
         assert (await client.get("/v1/models", headers=bearer("root"))).status_code == 200
     async with client_of(admin_api_key=("root",)) as client:

@@ -137,6 +137,12 @@ def test_the_limit_of_tokens_leaves_a_response_incomplete(sdk: openai.OpenAI, fa
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
+    fake.says = HERMES
+    cut = sdk.responses.create(input="x", max_output_tokens=70, tools=[WEATHER])  # type: ignore[list-item]
+    assert [(item.type, item.status) for item in cut.output][1:] == [("function_call", "incomplete")]  # type: ignore[union-attr]
+    sdk.responses.create(input="And?", previous_response_id=cut.id)
+    assert put_to_the_model(fake) == "<user>x</><assistant>Let me see.</><user>And?</><assistant>"
+    fake.says = None
     events = list(sdk.responses.create(input="x", max_output_tokens=3, stream=True))
     assert events[-1].type == "response.incomplete"
 
@@ -164,11 +170,14 @@ def test_background_responses_are_polled_followed_and_cancelled(sdk: openai.Open
 
     followed = sdk.responses.create(input="x", background=True, stream=True, max_output_tokens=5)
     event = next(iter(followed))
-    assert event.type == "response.queued"
+    assert (event.type, event.response.status) == ("response.created", "queued")
     followed.close()  # the work goes on
-    events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=1))
-    assert events[0].sequence_number == 2
+    events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=0))
+    assert [event.type for event in events[:2]] == ["response.queued", "response.in_progress"]
+    assert [event.sequence_number for event in events] == list(range(1, len(events) + 1))
     assert events[-1].type == "response.incomplete"
+    with sdk.responses.stream(model="fake-model", input="x", background=True, max_output_tokens=5) as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == "Hello"
 
     fake.seconds_per_token = 0.2
     running = sdk.responses.create(input="x", background=True)

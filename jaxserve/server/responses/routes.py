@@ -149,12 +149,13 @@ def _start(work: _Work, kept: Kept, store: Store) -> Run:
     """Have a response written in the background."""
     kept.run = run = Run()
     tell = run.tell if kept.streams else lambda event: None
-    first = work.writer.queue()
+    first = list(work.writer.queue())
     store.put(kept)
 
     async def write() -> None:
         try:
-            tell(first)
+            for event in first:
+                tell(event)
             try:
                 async with aclosing(work.told()) as told:
                     async for event in told:
@@ -185,7 +186,11 @@ def _before(store: Store, body: ResponsesRequest) -> list[Item]:
     kept = store.get(body.previous_response_id)
     if kept.unfinished:
         raise RequestError("previous_response_id names a response that is still being written.", "previous_response_id")
-    return [*kept.conversation, *as_items(kept.response["output"])]
+    # A call that was cut off may have no arguments, and can have no result.
+    whole = [
+        item for item in kept.response["output"] if item["type"] != "function_call" or item["status"] == "completed"
+    ]
+    return [*kept.conversation, *as_items(whole)]
 
 
 def _listed(items: list[Item]) -> list[dict[str, Any]]:

@@ -34,18 +34,20 @@ class Writer:
     def __init__(self, body: ResponsesRequest, response_id: str, model: str) -> None:
         self.response = _opened(body, response_id, model)
         self._numbers = itertools.count()
+        self._is_created = False
         self._item: dict[str, Any] | None = None
         self._call = -1
         self._logprobs: list[dict[str, Any]] = []
 
     # ------------------------------------------------------------------ the response
-    def queue(self) -> Told:
+    def queue(self) -> Iterator[Told]:
         """It waits."""
-        return self._told("response.queued", response=self._now("queued"))
+        yield from self._create("queued")
+        yield self._told("response.queued", response=self._now("queued"))
 
     def begin(self) -> Iterator[Told]:
         """It is being worked on."""
-        yield self._told("response.created", response=self._now("in_progress"))
+        yield from self._create("in_progress")
         yield self._told("response.in_progress", response=self._now("in_progress"))
 
     def end(self, output: CompletionOutput, usage: dict[str, Any]) -> Iterator[Told]:
@@ -70,6 +72,12 @@ class Writer:
         """Nobody wants the rest; nothing is told of it."""
         list(self._close("incomplete"))
         self._now("cancelled")
+
+    def _create(self, status: str) -> Iterator[Told]:
+        """Clients want this event first, and once."""
+        if not self._is_created:
+            self._is_created = True
+            yield self._told("response.created", response=self._now(status))
 
     # ------------------------------------------------------------------ items
     def write(self, events: Iterable[Event], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Told]:
