@@ -211,7 +211,8 @@ class AsyncLLM:
     # ------------------------------------------------------------------ state
     def has_begun(self, request_id: str) -> bool:
         """Whether an open request has a first token, even if it is answered as a whole."""
-        return self._output.has_begun(request_id)
+        entry = self._streams.get(request_id)  # what has ended is no longer known to the output, but may be unread
+        return entry is not None and (not entry.queue.empty() or self._output.has_begun(request_id))
 
     def stats(self) -> EngineStats:
         """Counts of the engine."""

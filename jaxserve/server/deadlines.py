@@ -56,6 +56,7 @@ class _Punctual:
                     raise watch.late from None
                 if output is None:
                     return
+                watch.begun()
                 yield output
 
 
@@ -79,6 +80,10 @@ class _Watch:
                 timer = self._loop.call_at(self._began + seconds, self._judge, limit, seconds, is_total)
                 timers.callback(timer.cancel)
         return timers
+
+    def begun(self) -> None:
+        """An output is there: that was the first token, or later."""
+        self._first_token = None
 
     def _judge(self, limit: asyncio.Timeout, seconds: float, is_total: bool) -> None:
         has_begun = self._engine.has_begun(self._request_id)

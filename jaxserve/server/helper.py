@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -68,7 +69,9 @@ class Helper:
         return result
 
     def close(self) -> None:
-        """End the process; the next call starts another."""
+        """End the process, and a call that waits for it with RuntimeError; the next call starts another."""
+        if (process := self._process) is not None:
+            process.kill()  # whose turn it is may be blocked on it for long
         with self._turn:
             self._end()
 
@@ -143,6 +146,9 @@ def _read(source: IO[bytes]) -> bytes:
 def main() -> None:
     """The other process: calls come by its standard input, answers go by what was its standard output."""
     os.nice(_NICE)
+    # A terminal's Ctrl-C reaches it too, while its parent still answers: the end of its input is its end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # What libraries print must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

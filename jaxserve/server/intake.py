@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from jaxserve.config import ServerConfig
-from jaxserve.errors import PromptTooLongError, RequestError
+from jaxserve.errors import PromptTooLongError, QueueFullError, RequestError
 from jaxserve.server.helper import Helper
 from jaxserve.server.jsonio import check_type, parse_object, read_chunks
 from jaxserve.server.prompts import chat_prompt, completion_prompts
@@ -32,6 +32,7 @@ __all__ = ["Intake", "Rules"]
 LARGE = 32 * 2**10
 """Bytes from which a body is worth the detour: the worst of this size takes 6 ms."""
 
+_MOST_WAITING = 256 * 2**20  # bytes of large bodies that are being read, or wait for that
 _MOST_BESIDES = 2**20  # bytes of a large body that are not prompt
 
 Body = TypeVar("Body")
@@ -61,6 +62,7 @@ class Intake:
         self._helper = Helper(rules)
         # Large bodies wait for each other and not for the threads that serve all.
         self._waiting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jaxserve-intake")
+        self._num_waiting = 0  # bytes
 
     async def chat(self, request: Request) -> ChatRequest:
         """The body of a chat request; of a large one only its prompt is left of the messages. RequestError: bad."""
@@ -75,15 +77,24 @@ class Intake:
     ) -> Body:
         check_type(request)
         chunks = await read_chunks(request)
-        if sum(map(len, chunks)) < LARGE:
+        size = sum(map(len, chunks))
+        if size < LARGE:
             return small(self.rules, b"".join(chunks))
+        if self._num_waiting + size > _MOST_WAITING and self._num_waiting:
+            raise QueueFullError("too many large bodies are waiting to be read.")
         # In pieces: copying 16 MB takes milliseconds.
-        return await asyncio.get_running_loop().run_in_executor(self._waiting, self._helper.call, large, chunks)
+        self._num_waiting += size
+        reading = asyncio.get_running_loop().run_in_executor(self._waiting, self._helper.call, large, chunks)
+        reading.add_done_callback(lambda _: self._let_go(size))
+        return await reading
+
+    def _let_go(self, size: int) -> None:
+        self._num_waiting -= size
 
     def close(self) -> None:
-        """End the other process."""
+        """End the other process; what it has not read is not answered."""
+        self._waiting.shutdown(wait=False, cancel_futures=True)
         self._helper.close()
-        self._waiting.shutdown(wait=False)
 
 
 def _chat(rules: Rules, data: bytes) -> ChatRequest:

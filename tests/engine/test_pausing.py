@@ -101,6 +101,7 @@ async def test_a_pause_does_not_wait_for_clients_that_do_not_read() -> None:
             await anext(stream)
             await llm.pause(how)
             assert llm.open_requests() == ["a"]
+            assert llm.has_begun("a")
             await llm.resume()
             await stream.aclose()
 

@@ -45,6 +45,16 @@ def test_a_plain_answer_that_has_begun_may_go_on(serve: Serve) -> None:
     assert engine.aborted == 0
 
 
+def test_a_stream_that_has_told_something_has_begun(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(seconds_per_token=0.02)
+    monkeypatch.setattr(engine, "has_begun", lambda request_id: False)  # as of one that ended before it was all read
+    url = serve(engine, ttft_timeout=0.1)
+    text = ask(url, max_tokens=10, stream=True).text
+    assert '"finish_reason":"length"' in text
+    assert "error" not in text
+    assert engine.aborted == 0
+
+
 def test_an_answer_that_is_not_finished_in_time(serve: Serve) -> None:
     engine = FakeEngine(seconds_per_token=0.02)
     url = serve(engine, request_timeout=0.2)

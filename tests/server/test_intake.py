@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import operator
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from jaxserve.config import ServerConfig
+from jaxserve.errors import RequestError
+from jaxserve.server import intake
 from jaxserve.server.helper import Helper
 from jaxserve.server.intake import LARGE
 from tests.server.fake import FakeEngine, FakeTokenizer
@@ -142,6 +146,56 @@ def test_a_process_that_died_is_replaced() -> None:
         assert helper._process is not process
     finally:
         helper.close()
+
+
+def test_signals_leave_the_process_alone_and_closing_does_not_wait_for_it() -> None:
+    helper = Helper(None)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            helper.call(_sleep, [b"30"])
+        except RuntimeError as error:
+            errors.append(error)
+
+    assert helper.call(_sleep, [b"0"]) is None
+    assert helper._process is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        helper._process.send_signal(number)
+    assert helper.call(_sleep, [b"0.1"]) is None
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.1)
+    helper.close()
+    asking.join(timeout=5)
+    assert not asking.is_alive()
+    assert "has failed" in str(errors[0])
+
+
+def test_large_bodies_that_wait_are_limited_in_all(serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "_MOST_WAITING", 100_000)
+    reading, free = threading.Event(), threading.Event()
+
+    def read(self: Helper, function: Callable[[Any, bytes], Any], data: list[bytes]) -> Any:
+        reading.set()
+        assert free.wait(10)
+        raise RequestError("read")
+
+    monkeypatch.setattr(Helper, "call", read)
+    url = serve(FakeEngine(), max_request_body=200_000)
+    body = {"prompt": "x" * 60_000}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(httpx.post, url + COMPLETIONS, json=body)
+        assert reading.wait(10)
+        assert "large bodies are waiting" in error_of(httpx.post(url + COMPLETIONS, json=body), 503)["message"]
+        free.set()
+        assert error_of(first.result())["message"] == "read"
+    # One alone may be of any size that a body may have.
+    assert error_of(httpx.post(url + COMPLETIONS, json={"prompt": "x" * 150_000}))["message"] == "read"
+
+
+def _sleep(context: None, data: bytes) -> None:
+    time.sleep(float(data))
 
 
 def test_the_limit_of_a_body(serve: Callable[..., str]) -> None:
