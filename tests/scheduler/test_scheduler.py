@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import dataclasses
-
 import pytest
 
 from jaxserve.errors import RequestError
@@ -130,7 +128,7 @@ def test_a_request_is_not_planned_beyond_its_length() -> None:
 def test_a_stop_token_ends_the_output_and_only_an_asked_one_is_the_reason(token: int, reported: int | None) -> None:
     scheduler = make_scheduler()
     request = make_request("a", [1, 2], stop_ids=(7, 8))
-    request.params = dataclasses.replace(request.params, stop_token_ids=(7,))
+    request.params = replace(request.params, stop_token_ids=(7,))
     scheduler.add(request)
     plan = scheduler.plan()
     (event,) = scheduler.update(plan, result(plan, (token,)))

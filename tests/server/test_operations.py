@@ -149,13 +149,14 @@ NAMES = {
         *("request_inference_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
         *("request_num_preemptions", "request_prefill_kv_computed_tokens", "spec_decode_num_drafts_total"),
         *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
-        "spec_decode_num_accepted_tokens_per_pos_total",
+        *("spec_decode_num_accepted_tokens_per_pos_total", "lora_requests_info"),
     },
     "jaxserve": {
         *("runtime_compiles_total", "step_padding_ratio", "step_duration_seconds", "last_step_age_seconds"),
         *("kv_blocks", "kv_internal_fragmentation_ratio", "preempted_recompute_tokens_total"),
         *("prefix_miss_tokens_total", "spec_disabled_total", "spec_k", "request_timeouts_total"),
         *("client_disconnects_total", "grammar_compile_seconds", "host_memory_bytes"),
+        *("lora_load_seconds", "lora_slot_evictions_total"),
     },
 }
 
