@@ -174,7 +174,8 @@ def test_background_responses_are_polled_followed_and_cancelled(sdk: openai.Open
 
     followed = sdk.responses.create(input="x", background=True, stream=True, max_output_tokens=5)
     event = next(iter(followed))
-    assert (event.type, event.response.status) == ("response.created", "queued")
+    assert event.type == "response.created"
+    assert event.response.status == "queued"
     followed.close()  # the work goes on
     events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=0))
     assert [event.type for event in events[:2]] == ["response.queued", "response.in_progress"]
