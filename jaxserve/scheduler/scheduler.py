@@ -260,9 +260,7 @@ class Scheduler:
         sibling = request.fork_of
         if sibling is None or sibling.finish is not None or request.preemptions:
             return False
-        if sibling.row < 0:
-            # Not started yet; one that has lost its blocks may take long to come back. What is wanted of the prompt
-            # is told before any completion, and it alone reads that.
+        if sibling.row < 0:  # one that has lost its blocks may take long to come back; but it alone reads the prompt
             return sibling.preemptions == 0 or sibling.reads_prompt
         return step.computed_before(sibling) < len(request.prompt)
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import ConfigError
 from jaxserve.outputs import RequestOutput
+from jaxserve.server.access import route_path
 
 __all__ = ["Tracer", "Tracing", "check_packages"]
 
@@ -93,7 +94,7 @@ class Tracing:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _UNTRACED:
+        if scope["type"] != "http" or route_path(scope) in _UNTRACED:
             await self._app(scope, receive, send)
             return
         with self._tracer.span(scope) as span:

@@ -12,12 +12,16 @@ import openai
 import pydantic
 import pytest
 
+from jaxserve.config import ServerConfig
+from jaxserve.server import create_app
 from jaxserve.server.exchange import _Spaces
 from jaxserve.server.parsers import Event
 from jaxserve.server.responses.items import as_messages
 from jaxserve.server.responses.schema import ResponsesRequest
-from jaxserve.server.responses.store import Kept, Store
+from jaxserve.server.responses.store import Kept, Run, Store
+from jaxserve.server.responses.writer import Writer
 from tests.server.fake import FakeEngine
+from tests.server.test_errors import error_of
 from tests.server.test_tools import HERMES, SCHEMA
 
 PATH = "/v1/responses"
@@ -170,7 +174,8 @@ def test_background_responses_are_polled_followed_and_cancelled(sdk: openai.Open
 
     followed = sdk.responses.create(input="x", background=True, stream=True, max_output_tokens=5)
     event = next(iter(followed))
-    assert (event.type, event.response.status) == ("response.created", "queued")
+    assert event.type == "response.created"
+    assert event.response.status == "queued"
     followed.close()  # the work goes on
     events = list(sdk.responses.retrieve(event.response.id, stream=True, starting_after=0))
     assert [event.type for event in events[:2]] == ["response.queued", "response.in_progress"]
@@ -211,6 +216,8 @@ def test_a_failure_on_the_way_is_told(sdk: openai.OpenAI, fake: FakeEngine) -> N
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.message.content.0", "image"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]}, None, "JSON object"),
         ({"input": "x", "max_tokens": 5}, "max_tokens", "max_output_tokens"),
+        ({"input": "x", "max_tokens": 0}, "max_tokens", "max_output_tokens"),
+        ({"input": "x", "prompt_logprobs": 0}, "prompt_logprobs", "not supported"),
         ({"input": "x", "n": 2}, "n", "one answer"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "greater than"),
         ({"input": "x" * 600}, "input", "512"),
@@ -281,10 +288,25 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
         store.put(kept(name, "queued"))
     with pytest.raises(Exception, match="in the background"):
         store.put(kept("f", "queued"))
+    followed = Kept({"id": "g", "status": "completed"}, [], [], run=Run(), streams=True)
+    empty = followed.measure()
+    assert followed.run is not None
+    followed.run.told += [{"type": "x"}] * 10
+    assert followed.measure() >= empty + 10 * 1024
     small = Store(9, most_bytes=100)
     for name in "abcdefgh":
         small.put(kept(name))
     assert 1 <= sum(name in small._kept for name in "abcdefgh") < 4
+
+
+def test_an_event_that_is_kept_does_not_grow_with_its_part() -> None:
+    writer = Writer(ResponsesRequest.parse({"input": "x"}), "resp_1", "m")
+    told = list(
+        writer.write([Event("content", "a")], [{"token": "a", "logprob": 0.0, "bytes": [97], "top_logprobs": []}])
+    )
+    (added,) = (event for event in told if event["type"] == "response.content_part.added")
+    assert added["part"]["logprobs"] == []
+    assert writer.response["output"][0]["content"][0]["logprobs"]
 
 
 def test_whitespace_between_parts_is_nobodys() -> None:
@@ -299,3 +321,12 @@ def test_whitespace_between_parts_is_nobodys() -> None:
     settled = [(e.kind, e.text) for e in spaces.settle(events, last=True)]
     assert settled == [("name", "f"), ("content", "\n x"), ("content", " ")]
     assert [e.text for e in _Spaces().settle([Event("content", "\n")], last=True)] == ["\n"]
+
+
+@pytest.mark.anyio
+async def test_without_a_store_there_is_no_background() -> None:
+    app = create_app(FakeEngine(), ServerConfig(max_stored_responses=0))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        response = await client.post(PATH, json={"input": "x", "background": True})
+        assert error_of(response)["message"] == "background needs a server that stores responses."
+        assert (await client.post(PATH, json={"input": "x", "max_output_tokens": 2})).status_code == 200

@@ -55,6 +55,9 @@ async def test_a_span_per_request(collector: tuple[str, list[bytes]]) -> None:
             await client.post("/v1/completions", json=body, headers={"traceparent": caller})
         error_of(await client.post("/v1/completions", json={"prompt": ""}))
         await client.get("/health")
+    behind_proxy = httpx.ASGITransport(app, root_path="/proxied")
+    async with httpx.AsyncClient(transport=behind_proxy, base_url="http://test") as client:
+        assert (await client.get("/proxied/health")).status_code == 200
     app.state.tracer.close()
     spans = [
         span

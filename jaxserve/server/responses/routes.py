@@ -115,7 +115,8 @@ class _Work:
                     for event in writer.write(new.events, exchange.logprobs(new.output)):
                         yield event
                     output = new.output
-            for event in writer.end(output, self._usage()):
+            # Thoughts are tokenised for it, which takes milliseconds if they are long.
+            for event in writer.end(output, await asyncio.to_thread(self._usage)):
                 yield event
         except Exception as error:
             if not begun:

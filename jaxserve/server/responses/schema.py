@@ -138,7 +138,9 @@ class ResponsesRequest(GenerationRequest):
     @classmethod
     def parse(cls, body: Mapping[str, Any], *, strict: bool = False) -> Self:
         for name, hint in _REFUSED.items():
-            if body.get(name) not in ((None, 1) if name == "n" else (None, False)):
+            value = body.get(name)
+            # By identity: 0 and False are equal, and "max_tokens": 0 must not pass.
+            if value is not None and not (value == 1 if name == "n" else value is False):
                 raise RequestError(f"{name} is not supported: {hint}.", name)
         request = super().parse(body, strict=strict)
         if request.background and request.store is False:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.errors import QueueFullError
+from jaxserve.errors import QueueFullError, RequestError
 from jaxserve.server.errors import NotFoundError
 from jaxserve.server.jsonio import dumps
 from jaxserve.server.responses.items import Item
@@ -17,6 +17,8 @@ __all__ = ["MAX_STORED_BYTES", "Kept", "Run", "Store"]
 
 MAX_STORED_BYTES = 256 * 2**20
 """Of all stored responses, conversations included, as JSON."""
+
+_EVENT_BYTES = 1024  # what an event of a few letters takes in memory
 
 
 class Run:
@@ -87,7 +89,8 @@ class Kept:
     def measure(self) -> int:
         """Bytes that it takes as JSON."""
         told = sum(map(len, (item.model_dump_json() for item in self.conversation)))
-        return told + len(dumps(self.response)) * (2 if self.streams else 1)
+        events = len(self.run.told) if self.run is not None else 0
+        return told + len(dumps(self.response)) * (2 if self.streams else 1) + events * _EVENT_BYTES
 
 
 class Store:
@@ -113,8 +116,13 @@ class Store:
         return kept
 
     def put(self, kept: Kept) -> None:
-        """Keep a response, or measure it anew. QueueFullError: too many are still being written."""
+        """Keep a response, or measure it anew. QueueFullError: too many are still being written.
+
+        RequestError: it is still being written, and none are kept here.
+        """
         response_id = kept.response["id"]
+        if kept.unfinished and not self._most:
+            raise RequestError("background needs a server that stores responses.", "background")
         if kept.unfinished and sum(other.unfinished for other in self._kept.values()) >= self._most:
             raise QueueFullError(f"{self._most} responses are being written in the background; that is the limit.")
         self._forget(response_id)

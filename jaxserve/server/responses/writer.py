@@ -131,7 +131,8 @@ class Writer:
         if kind == "output_text":
             part |= {"annotations": [], "logprobs": []}
         self._item["content"].append(part)
-        yield self._of_part("response.content_part.added", part=dict(part))
+        # Of its own lists: an event that is kept must not grow with the part.
+        yield self._of_part("response.content_part.added", part={k: [] if v == [] else v for k, v in part.items()})
 
     def _close(self, status: str) -> Iterator[Told]:
         item = self._item
