@@ -112,15 +112,27 @@ async def _answer(client: httpx.AsyncClient, item: _Item) -> dict[str, Any]:
     answer: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": item.custom_id}
     if item.fault is not None:
         return {**answer, "response": None, "error": {"code": "invalid_request", "message": item.fault}}
-    response = await client.post(item.url, content=dumps(item.body), headers={"Content-Type": "application/json"})
+    response = await _post(client, item)
     if response.status_code == 503:
         raise JaxserveError(f"the batch has stopped: {response.json()['error']['message']}")
+    is_json = "json" in response.headers.get("content-type", "")
     shown = {
         "status_code": response.status_code,
         "request_id": response.headers.get("x-request-id"),
-        "body": response.json(),
+        "body": response.json() if is_json else response.text,
     }
     return {**answer, "response": shown, "error": None}
+
+
+async def _post(client: httpx.AsyncClient, item: _Item) -> httpx.Response:
+    """The answer, asked for again for as long as there is no room for the request."""
+    content, headers = dumps(item.body), {"Content-Type": "application/json"}
+    while True:
+        response = await client.post(item.url, content=content, headers=headers)
+        pause = response.headers.get("retry-after")
+        if response.status_code != 503 or pause is None:
+            return response
+        await asyncio.sleep(float(pause))
 
 
 def _items(source: Path) -> Iterator[_Item]:
@@ -153,8 +165,9 @@ def _item(line: str, number: int) -> _Item:
         return _Item(custom_id, fault=f"line {number}: method must be POST, and url a path that begins with /v1/.")
     if not isinstance(body, dict):
         return _Item(custom_id, fault=f"line {number}: body must be an object.")
-    if body.get("stream"):
-        return _Item(custom_id, fault=f"line {number}: stream has no place in a batch.")
+    for name in ("stream", "background"):
+        if body.get(name):
+            return _Item(custom_id, fault=f"line {number}: {name} has no place in a batch.")
     try:
         dumps(body)
     except ValueError:

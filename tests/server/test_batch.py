@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from jaxserve.config import ServerConfig
-from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.errors import ConfigError, JaxserveError, QueueFullError
 from jaxserve.server import create_app
 from jaxserve.server.batch import BatchReport, run_batch
 from tests.server.fake import FakeEngine
@@ -42,6 +43,7 @@ async def test_every_line_is_answered(tmp_path: Path) -> None:
         line("other", {**CHAT, "model": "nope"}),
         line("nan", {**CHAT, "temperature": float("nan")}),
         line("stream", {**CHAT, "stream": True}),
+        line("background", {"input": "x", "background": True}, url="/v1/responses"),
         line("get", CHAT, method="GET"),
         line("far", CHAT, url="http://evil.example/v1/x"),
         line("chat", CHAT),
@@ -51,7 +53,7 @@ async def test_every_line_is_answered(tmp_path: Path) -> None:
         "",
     ]
     report, answers = await run(FakeEngine(), tmp_path, *lines)
-    assert (report.answered, report.failed) == (12, 10)
+    assert (report.answered, report.failed) == (13, 11)
     by_id = {answer["custom_id"]: answer for answer in answers if answer["custom_id"]}
     assert by_id["chat"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello"
     assert by_id["chat"]["response"]["request_id"]
@@ -62,6 +64,7 @@ async def test_every_line_is_answered(tmp_path: Path) -> None:
     for name, words in (
         ("nan", "NaN"),
         ("stream", "stream has no place"),
+        ("background", "background has no place"),
         ("get", "method must be POST"),
         ("far", "begins with /v1/"),
         ("nothing", "body must be an object"),
@@ -70,9 +73,9 @@ async def test_every_line_is_answered(tmp_path: Path) -> None:
         assert words in by_id[name]["error"]["message"]
     faults = [answer["error"]["message"] for answer in answers if answer["custom_id"] is None]
     assert [text.split(":")[0] for text in sorted(faults)] == [
-        "line 11 is not valid JSON",
-        "line 12 must be an object with a custom_id.",
-        "line 9",
+        "line 10",
+        "line 12 is not valid JSON",
+        "line 13 must be an object with a custom_id.",
     ]
 
 
@@ -108,6 +111,31 @@ async def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     assert report.resumed >= 4
     assert len(engine.submitted) - asked == report.answered == 12 - report.resumed
     assert sorted(int(answer["custom_id"]) for answer in answers) == list(range(12))
+
+
+async def test_a_full_queue_is_asked_again(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    generate, refused = engine.generate, []
+
+    def full_at_first(*args: Any, **options: Any) -> Any:
+        if not refused:
+            refused.append(args)
+            raise QueueFullError("1 requests are waiting; the limit is 1.")
+        return generate(*args, **options)
+
+    engine.generate = full_at_first  # type: ignore[method-assign]
+    report, _ = await run(engine, tmp_path, line("a", CHAT))
+    assert (report.answered, report.failed, len(refused)) == (1, 0, 1)
+
+
+async def test_an_answer_that_is_no_json_is_kept_as_text(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("Success")(scope, receive, send)
+
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("a", {}, url="/v1/load_lora_adapter"))
+    await run_batch(app, source, target, concurrency=1, progress=lambda done, total: None)
+    assert json.loads(target.read_text())["response"]["body"] == "Success"
 
 
 async def test_an_engine_that_stops_ends_the_batch(tmp_path: Path) -> None:
