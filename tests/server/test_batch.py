@@ -115,7 +115,8 @@ async def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
 
 async def test_a_full_queue_is_asked_again(tmp_path: Path) -> None:
     engine = FakeEngine()
-    generate, refused = engine.generate, []
+    generate = engine.generate
+    refused: list[Any] = []
 
     def full_at_first(*args: Any, **options: Any) -> Any:
         if not refused:
