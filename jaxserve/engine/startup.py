@@ -27,7 +27,7 @@ from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import state_size
 from jaxserve.request import FinishReason
-from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, use_compilation_cache
+from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, no_room, use_compilation_cache
 from jaxserve.scheduler import Scheduler
 from jaxserve.speculative import TypicalAcceptance
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
@@ -165,18 +165,14 @@ def _make_runner(
     shape = RunnerShape(
         size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
     )
-    try:
+    with no_room(
+        f"the device has no room for {size.num_blocks} KV blocks ({size.num_blocks * size.block_bytes / 2**20:.0f} "
+        f"MiB, by {size.reason}) and the state of {max_rows} sequences. Lower "
+        "--num-gpu-blocks-override, --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs."
+    ):
         typical, adapters = _typical(device.drafts), device.adapters.device
         runner = Runner(params[0], model, shape, proposer, params[1], typical, adapters)
         runner.wait()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise ConfigError(
-            f"the device has no room for {size.num_blocks} KV blocks ({size.num_blocks * size.block_bytes / 2**20:.0f} "
-            f"MiB, by {size.reason}) and the state of {max_rows} sequences. Lower "
-            "--num-gpu-blocks-override, --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs."
-        ) from error
     return runner
 
 

@@ -4,7 +4,7 @@ from jaxserve.runner.adapters import Adapters
 from jaxserve.runner.buckets import Buckets
 from jaxserve.runner.compiled import use_compilation_cache
 from jaxserve.runner.handle import StepHandle
-from jaxserve.runner.memory import KVSize, check_adapter_room, check_room, fit_blocks, fit_context
+from jaxserve.runner.memory import KVSize, check_adapter_room, check_room, fit_blocks, fit_context, no_room
 from jaxserve.runner.runner import Launch, Runner, RunnerShape
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "check_room",
     "fit_blocks",
     "fit_context",
+    "no_room",
     "use_compilation_cache",
 ]

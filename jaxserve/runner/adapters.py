@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxserve.errors import ConfigError
 from jaxserve.logging import get_logger
 from jaxserve.lora.bank import Bank, LoraInput, put
 from jaxserve.lora.layout import Layout, Piece, TablePiece
 from jaxserve.plan import RowPlan
 from jaxserve.runner.compiled import Programs
+from jaxserve.runner.memory import no_room
 from pallas_kernels.lora_matmul import select_backend
 
 __all__ = ["Adapters"]
@@ -99,15 +99,11 @@ class Adapters:
 
 def _empty(layout: Layout, num_slots: int) -> Bank:
     backend, why = select_backend("auto")
-    try:
+    with no_room(
+        f"no room: {num_slots} slots for adapters (--max-loras) of rank {layout.max_rank} (--max-lora-rank) take "
+        f"{num_slots * layout.slot_bytes / 2**20:.0f} MiB, which the device does not have."
+    ):
         bank = Bank.zeros(layout, num_slots, backend)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise ConfigError(
-            f"no room: {num_slots} slots for adapters (--max-loras) of rank {layout.max_rank} (--max-lora-rank) take "
-            f"{num_slots * layout.slot_bytes / 2**20:.0f} MiB, which the device does not have."
-        ) from error
     _log.info(
         "%d slots for adapters of rank %d, %s: %.1f MiB; products by %s (%s)",
         num_slots,

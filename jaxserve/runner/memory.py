@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.sampling import RowState
 from jaxserve.speculative import Proposer
 
-__all__ = ["KVSize", "block_bytes", "check_adapter_room", "check_room", "fit_blocks", "fit_context"]
+__all__ = ["KVSize", "block_bytes", "check_adapter_room", "check_room", "fit_blocks", "fit_context", "no_room"]
 
 _CPU_SHARE = 0.25
 _CPU_LIMIT = 4 << 30
@@ -32,6 +33,17 @@ class KVSize:
     num_blocks: int
     block_bytes: int
     reason: str
+
+
+@contextmanager
+def no_room(why: str) -> Iterator[None]:
+    """Where the device runs out of memory, ConfigError says ``why``."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(why) from error
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: jnp.dtype) -> int:

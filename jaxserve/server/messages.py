@@ -9,30 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
 from jaxserve.errors import RequestError
+from jaxserve.server.forms import Strict, as_parts
 from jaxserve.server.jsonio import parse_json
 
 __all__ = ["Message", "render"]
 
 
-def _parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(_Strict):
+class FunctionCall(Strict):
     """Which function, and its arguments as JSON text; OpenAI's client sends back what it made of them as well."""
 
     name: str
@@ -40,7 +33,7 @@ class FunctionCall(_Strict):
     parsed_arguments: Any = None
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call that an earlier answer made; it has its index where a client put it together from a stream."""
 
     id: str | None = None
@@ -49,12 +42,12 @@ class ToolCall(_Strict):
     function: FunctionCall
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message. The fields that must be null are those which clients send back as they got them; ``parsed`` is what
     OpenAI's client made of the content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)] | None = None
+    content: Annotated[list[TextPart], BeforeValidator(as_parts)] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from jaxserve.server.compatibility import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, ignored_header, strip
+from jaxserve.server.forms import one_or_many
 from jaxserve.server.messages import Message
 from jaxserve.server.structure import GUIDED, ResponseFormat, Structure
 from jaxserve.server.tools import Tool, ToolChoice
@@ -34,11 +35,7 @@ __all__ = [
 MAX_PROMPTS = 1024
 
 
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Strings = Annotated[list[str], BeforeValidator(_one_or_many)]
+Strings = Annotated[list[str], BeforeValidator(one_or_many)]
 
 
 class StreamOptions(BaseModel):

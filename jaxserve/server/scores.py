@@ -23,6 +23,7 @@ from jaxserve.engine.reading import SCORING, joined, mean_logprob, pairs
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
 from jaxserve.server.exchange import named_as
+from jaxserve.server.forms import one_or_many
 from jaxserve.server.generation import Generation, Job, Usage
 from jaxserve.server.jsonio import read_object, respond
 from jaxserve.server.models import ServedModels
@@ -45,11 +46,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-_Texts = Annotated[list[str], BeforeValidator(_one_or_many), Field(min_length=1, max_length=MAX_PROMPTS)]
+_Texts = Annotated[list[str], BeforeValidator(one_or_many), Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class ScoreRequest(Scheduled):

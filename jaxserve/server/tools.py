@@ -6,18 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from jaxserve.server.forms import Strict
 
 __all__ = ["Tool", "ToolChoice", "choice_of", "with_tools"]
 
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Function(_Strict):
+class Function(Strict):
     """A function that may be called; ``parameters`` is a JSON schema, by default of an empty object."""
 
     name: str = Field(pattern=_NAME)
@@ -30,7 +28,7 @@ class Function(_Strict):
         return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool; functions are the only kind."""
 
     type: Literal["function"]

@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from jaxserve.errors import RequestError
 from jaxserve.server.exchange import named_as
+from jaxserve.server.forms import Strict, as_parts
 from jaxserve.server.schema import Body, ChatRequest
 
 __all__ = ["CHAT_NAMES", "CountRequest", "MessagesRequest"]
@@ -27,11 +28,7 @@ CHAT_NAMES = {
 """What parameters of chats are called here."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Cached(_Strict):
+class _Cached(Strict):
     cache_control: Any = None
 
 
@@ -41,7 +38,7 @@ class _Text(_Cached):
     citations: list[None] | None = None
 
 
-class _Thinking(_Strict):
+class _Thinking(Strict):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
@@ -55,11 +52,7 @@ class _ToolUse(_Cached):
     caller: Any = None
 
 
-def _parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-_Texts = Annotated[list[_Text], BeforeValidator(_parts)]
+_Texts = Annotated[list[_Text], BeforeValidator(as_parts)]
 
 
 class _ToolResult(_Cached):
@@ -77,9 +70,9 @@ class _ToolResult(_Cached):
 _Part = Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
-class _Message(_Strict):
+class _Message(Strict):
     role: Literal["user", "assistant"]
-    content: Annotated[list[_Part], BeforeValidator(_parts)]
+    content: Annotated[list[_Part], BeforeValidator(as_parts)]
 
     def of_chat(self) -> Iterator[dict[str, Any]]:
         """The messages that a chat has for it."""
@@ -121,7 +114,7 @@ class _Tool(_Cached):
         return {"type": "function", "function": {**known, "parameters": self.input_schema}}
 
 
-class _ToolChoice(_Strict):
+class _ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -132,7 +125,7 @@ class _ToolChoice(_Strict):
         return {"any": "required"}.get(self.type, self.type)
 
 
-class _ThinkingSettings(_Strict):
+class _ThinkingSettings(Strict):
     """How long a model thinks is up to the model, within ``max_tokens``."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -140,12 +133,12 @@ class _ThinkingSettings(_Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class _JsonFormat(_Strict):
+class _JsonFormat(Strict):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class _OutputConfig(_Strict):
+class _OutputConfig(Strict):
     format: _JsonFormat | None = None
     effort: None = None
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
 from jaxserve.errors import RequestError
+from jaxserve.server.forms import Strict, as_parts
 from jaxserve.server.jsonio import parse_json
 
 __all__ = ["Input", "Item", "as_items", "as_messages"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Text(_Strict):
+class _Text(Strict):
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = None
@@ -30,28 +27,24 @@ class _Text(_Strict):
     parsed: Any = None
 
 
-class _Refusal(_Strict):
+class _Refusal(Strict):
     type: Literal["refusal"]
     refusal: str
 
 
-class _Thought(_Strict):
+class _Thought(Strict):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class _Part(_Strict):
+class _Part(Strict):
     """What all items have."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-def _parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-_Content = Annotated[list[Annotated[_Text | _Refusal, Field(discriminator="type")]], BeforeValidator(_parts)]
+_Content = Annotated[list[Annotated[_Text | _Refusal, Field(discriminator="type")]], BeforeValidator(as_parts)]
 
 
 class MessageItem(_Part):

@@ -9,12 +9,13 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from jaxserve.errors import RequestError
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.server.compatibility import CHAT_UNSUPPORTED
 from jaxserve.server.exchange import named_as
+from jaxserve.server.forms import Strict
 from jaxserve.server.responses.items import Input, Item, as_messages
 from jaxserve.server.schema import ChatRequest, GenerationRequest
 from jaxserve.server.tools import Function
@@ -43,11 +44,7 @@ _REFUSED = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Format(_Strict):
+class _Format(Strict):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -68,12 +65,12 @@ class _Format(_Strict):
         return {"type": self.type, "json_schema": {key: value for key, value in schema.items() if value is not None}}
 
 
-class _TextSettings(_Strict):
+class _TextSettings(Strict):
     format: _Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class _Reasoning(_Strict):
+class _Reasoning(Strict):
     """How to think; a model that thinks does so as it was trained to."""
 
     effort: None = None
