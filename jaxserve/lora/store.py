@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +37,8 @@ _LONGEST = {"lora_name": 256, "lora_path": 1024}  # of a request's model, no lon
 class _Version:
     """One content. ``adapter`` is None while it is on disk only; ``staged`` is what is made ready for a slot.
 
-    ``names`` holds where each name has its files; ``folder`` is where they are read again.
+    ``names`` holds where each name has its files; ``folder`` is where they are read again. ``leases`` counts requests
+    by the name that they asked for.
     """
 
     key: bytes
@@ -46,7 +47,7 @@ class _Version:
     targets: tuple[str, ...]
     num_bytes: int
     adapter: Adapter | None
-    leases: int = 0
+    leases: Counter[str] = field(default_factory=Counter)
     names: dict[str, Path] = field(default_factory=dict)
     staged: Future[list[Any]] | None = None
 
@@ -118,10 +119,9 @@ class AdapterStore:
         """
         with self._lock:
             version = self._find(name)[0]
-            if wait is None and version.leases:
+            if wait is None and (count := version.leases[name]):
                 raise RequestError(
-                    f"lora_name {name!r} is used by {version.leases} requests; set wait to unload it when they have "
-                    "ended.",
+                    f"lora_name {name!r} is used by {count} requests; set wait to unload it when they have ended.",
                     "lora_name",
                 )
             del self._names[name]
@@ -129,12 +129,13 @@ class AdapterStore:
                 self._withdrawn.add(name)
             version.take_name(name)
             self._let_go(version)
-            if wait is not None and not self._lock.wait_for(lambda: not version.leases or bool(version.names), wait):
-                raise RequestError(
-                    f"lora_name {name!r} takes no new requests, but {version.leases} still run after {wait:g} s; it is "
-                    "freed when they end.",
-                    "lora_name",
-                )
+            if wait is None or self._lock.wait_for(lambda: not version.leases[name] or name in version.names, wait):
+                return
+            raise RequestError(
+                f"lora_name {name!r} takes no new requests, but {version.leases[name]} still run after {wait:g} s; it "
+                "is freed when they end.",
+                "lora_name",
+            )
 
     def info(self, name: str) -> AdapterInfo:
         """What is known of an adapter; ModelNotFoundError if there is none of that name."""
@@ -149,7 +150,7 @@ class AdapterStore:
                 version.targets,
                 version.num_bytes,
                 version.adapter is not None,
-                version.leases,
+                version.leases[name],
             )
 
     def infos(self) -> list[AdapterInfo]:
@@ -177,12 +178,12 @@ class AdapterStore:
         """
         with self._lock:
             version = self._find(name)[0]
-            version.leases += 1
+            version.leases[name] += 1
         try:
             yield version.key
         finally:
             with self._lock:
-                version.leases -= 1
+                version.leases -= Counter([name])
                 self._let_go(version)
                 self._lock.notify_all()
 

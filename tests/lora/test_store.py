@@ -204,6 +204,22 @@ def test_two_names_of_one_content_are_one_version(store: AdapterStore, folder: P
     assert fetch(store, key(store, "b"))
 
 
+def test_requests_count_for_the_name_that_they_asked_for(store: AdapterStore, folder: Path) -> None:
+    """Two names of one content: one is unloaded when its own requests have ended, whatever the other's do."""
+    for name in ("a", "b"):
+        store.load(name, str(folder / "a"))
+    with store.lease("b"):
+        assert (store.info("a").num_requests, store.info("b").num_requests) == (0, 1)
+        store.unload("a")
+        with pytest.raises(RequestError, match="lora_name 'b' is used by 1 requests"):
+            store.unload("b")
+        store.load("a", str(folder / "a"))
+        with pytest.raises(RequestError, match="but 1 still run after 0 s"):
+            store.unload("b", wait=0.0)
+        assert store.info("a").num_requests == 0
+    assert fetch(store, key(store, "a"))
+
+
 @pytest.mark.parametrize(
     ("name", "path", "message"),
     [
