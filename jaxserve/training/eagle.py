@@ -7,6 +7,9 @@ that; so it is trained in passes, each of which puts the guesses of the one befo
 test, Li et al. 2025, arXiv:2503.01840): in pass d, pair p sees true states up to p - d and the guesses of one pass each
 after these.
 
+It begins with the best product that least squares can find, and a layer that adds nothing to it: on a small model that
+alone guesses more than half of what hundreds of steps teach.
+
 Letters: N texts of a batch, L their tokens, E hidden size, V tokens that the texts have, W tokens that can be guessed,
 H, K, D heads, KV heads and their size.
 """
@@ -32,11 +35,13 @@ from jaxserve.training.descent import descend
 from jaxserve.training.distill import Texts
 from jaxserve.training.options import TrainOptions
 
-__all__ = ["Known", "first_head", "head_of", "measure", "train"]
+__all__ = ["Known", "first_head", "fit_product", "head_of", "measure", "train"]
 
 _DECAY = 0.8  # of the weight of a pass, against the one before
 _STATE_WEIGHT = 1.0  # of the loss of states, in units of their own size, against that of tokens
 _MEASURED = 8  # texts per call
+_FITTED = 4096  # pairs per product of the least squares
+_RIDGE = 1e-3  # of each value's own square, against products that only rare tokens ask for
 
 Params = dict[str, Any]
 
@@ -111,6 +116,24 @@ def first_head(head: EagleHead, seed: int) -> Params:
     for name in ("o", "down"):
         params["layer"][name] = jnp.zeros_like(params["layer"][name])
     return params
+
+
+def fit_product(start: Params, known: Known, texts: Texts) -> Params:
+    """The head with the product that comes closest to the next states, by least squares over all pairs of the texts."""
+    inside = np.ones(len(texts.tokens), bool)
+    inside[texts.starts] = False
+    pairs = np.flatnonzero(inside)
+    size = known.embed.shape[1]
+    squares, products = np.zeros((2 * size, 2 * size)), np.zeros((2 * size, size))
+    for first in range(0, len(pairs), _FITTED):
+        some = pairs[first : first + _FITTED]
+        vectors = known.embed[np.searchsorted(known.tokens, texts.tokens[some])]
+        seen = np.concatenate([vectors, texts.hidden[some - 1].astype(np.float32)], axis=1)
+        squares += seen.T @ seen
+        products += seen.T @ texts.hidden[some].astype(np.float32)
+    own = np.diag(squares)
+    squares[np.diag_indices_from(squares)] += _RIDGE * own + 1e-6 * own.mean()
+    return start | {"fc": jnp.asarray(np.linalg.solve(squares, products), jnp.float32)}
 
 
 def train(

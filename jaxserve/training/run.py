@@ -82,7 +82,8 @@ def _eagle(
     head = eagle.head_of(open_model(config.model).config)
     start = eagle.first_head(head, seed)
     before = eagle.measure(start, head, known, held_out, options.num_passes)
-    params = eagle.train(learn, start, head, known, options, output / "training" / "checkpoints", seed)
+    fitted = eagle.fit_product(start, known, learn)
+    params = eagle.train(learn, fitted, head, known, options, output / "training" / "checkpoints", seed)
     after = eagle.measure(params, head, known, held_out, options.num_passes)
     notes = {"base_model_name_or_path": config.model.model, **_notes(after)}
     save_eagle(output, params, head.layer, known.vocabulary, notes)

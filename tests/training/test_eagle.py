@@ -12,7 +12,8 @@ import pytest
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.cli import main
-from jaxserve.training.eagle import _attend
+from jaxserve.training.distill import Texts
+from jaxserve.training.eagle import Known, _attend, fit_product
 from jaxserve.weights import open_eagle
 from tests.training.conftest import CYCLE, FLAGS, SETTINGS
 
@@ -40,6 +41,23 @@ def test_a_trained_head_is_far_better_than_an_untrained_one(
     found = re.search(r"tokens per step of a chain: ([\d.]+) \(untrained ([\d.]+)\)", capsys.readouterr().out)
     assert found is not None
     assert float(found[1]) > 2.5 > 1.2 > float(found[2])
+
+
+def test_training_begins_with_the_product_that_fits_best() -> None:
+    """States that are a product of the pairs before them, but for the first of each text, are found exactly."""
+    rng = np.random.default_rng(0)
+    size, lengths = 4, np.array([9, 1, 40, 25])
+    tokens = rng.integers(5, 25, lengths.sum()).astype(np.int32)
+    embed = rng.standard_normal((20, size)).astype(np.float32)
+    product = rng.standard_normal((2 * size, size)).astype(np.float32) * 0.3
+    hidden = rng.standard_normal((len(tokens), size)).astype(np.float32)
+    starts = np.cumsum(lengths) - lengths
+    for at in set(range(len(tokens))) - set(starts.tolist()):
+        hidden[at] = np.concatenate([embed[tokens[at] - 5], hidden[at - 1]]) @ product
+    known = Known(np.arange(5, 25, dtype=np.int32), embed, embed, None)
+    fitted = fit_product({"fc": None, "layer": "as it is"}, known, Texts(tokens, hidden, lengths, lengths // 2))
+    np.testing.assert_allclose(fitted["fc"], product, atol=5e-3)
+    assert fitted["layer"] == "as it is"
 
 
 def test_a_pass_sees_true_states_and_then_guesses() -> None:
