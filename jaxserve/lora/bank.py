@@ -137,7 +137,8 @@ def put(bank: Bank, slot: jax.Array, piece: Piece | TablePiece) -> Bank:
     """The bank with a piece of an adapter in a slot; donate the bank, and it is written in place."""
     if isinstance(piece, TablePiece):
         tables = {name: _put(bank.tables[name], slot, 0, arrays) for name, arrays in piece.tables.items()}
-        lookup = lax.dynamic_update_index_in_dim(bank.lookup, piece.lookup, slot - 1, 0)
+        zero = jnp.int32(0)
+        lookup = _written(bank.lookup, piece.lookup[None], [slot - 1, zero, zero])
         return replace(bank, tables=tables, lookup=lookup)
     given = piece.products.items()
     return replace(bank, products={name: _put(bank.products[name], slot, piece.first, each) for name, each in given})
@@ -147,8 +148,19 @@ def _put(weights: LoraWeights, slot: jax.Array, layer: Any, arrays: tuple[Any, A
     a, b, ranks = arrays
     at = [slot - 1, jnp.asarray(layer, jnp.int32), jnp.int32(0), jnp.int32(0)]
     return LoraWeights(
-        lax.dynamic_update_slice(weights.a, a[None], at),
-        lax.dynamic_update_slice(weights.b, b[None], at),
-        lax.dynamic_update_slice(weights.ranks, ranks[None], at[:3]),
+        _written(weights.a, a[None], at),
+        _written(weights.b, b[None], at),
+        _written(weights.ranks, ranks[None], at[:3]),
         weights.parts,
     )
+
+
+def _written(bank: Any, values: Any, at: list[jax.Array]) -> jax.Array:
+    """The array with ``values`` from ``at`` on. Bits are written: of bfloat16 XLA's CPU would convert all there is."""
+    bits = {2: jnp.uint16, 4: jnp.uint32}[bank.dtype.itemsize]
+    written = lax.dynamic_update_slice(_as(bank, bits), _as(jnp.asarray(values), bits), at)
+    return _as(written, bank.dtype)
+
+
+def _as(array: jax.Array, dtype: Any) -> jax.Array:
+    return lax.bitcast_convert_type(array, dtype)
