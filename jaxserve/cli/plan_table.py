@@ -39,12 +39,9 @@ def show(plan: Plan, console: Console | None = None) -> None:
     for name, num_bytes, why in _memory_rows(plan):
         table.add_row(name, size_of(num_bytes), escape(why))
     console.print(table)
-    console.print(
-        f"{size_of(memory.token_bytes)} of KV per token; max_model_len {memory.max_model_len:,}, at most "
-        f"{memory.largest_max_model_len:,} for one sequence",
-        markup=False,
-        highlight=False,
-    )
+    served = f"; max_model_len {memory.max_model_len:,}, {memory.largest_max_model_len:,} for one sequence alone"
+    line = f"{size_of(memory.token_bytes)} of KV per token{served if memory.max_model_len else ''}"
+    console.print(line, markup=False, highlight=False)
     if memory.kv is not None:
         console.print(_sessions_table(plan))
     for line in _lines(plan):
@@ -80,7 +77,7 @@ def _by_kind(sizes: Mapping[str, int]) -> str:
 def _sessions_table(plan: Plan) -> Table:
     table = Table(title="sessions that fit at once", title_justify="left")
     names = ["tokens", "KV", "in blocks", "wasted", "contiguous", "wasted", "ratio"]
-    for name in names if plan.bounds is None else [*names, "step of", "takes at least", "tokens/s at most"]:
+    for name in names if plan.bounds is None else [*names, "step of", "at least", "tokens/s, at most"]:
         table.add_column(name, justify="right")
     for index, mix in enumerate(plan.sessions):
         paged, whole = mix.paged, mix.contiguous
@@ -106,7 +103,7 @@ def _step(plan: Plan, index: int) -> tuple[str, ...]:
 
 
 def _name(mix: Mix) -> str:
-    return f"{mix.contexts[0]:,}" if len(mix.contexts) == 1 else f"mix, mean {mix.mean:,.0f}"
+    return f"{mix.contexts[0]:,}" if len(mix.contexts) == 1 else f"mix, {mix.mean:,.0f}"
 
 
 def _lines(plan: Plan) -> Iterator[str]:

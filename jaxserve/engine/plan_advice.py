@@ -110,7 +110,8 @@ def _of_sessions(
     if wanted is None or planned.kv is None:
         return
     if max_rows != wanted <= _MOST_ROWS and sessions[-1].paged.sessions >= wanted:
-        why = "more sessions are not computed at once" if wanted > max_rows else "no rows for more sessions are kept"
+        beyond = f"without it no more than {max_rows} are computed at once"
+        why = beyond if wanted > max_rows else "state and programs for no more than these"
         yield Suggestion(f"--max-num-seqs {wanted}", why)
     blocks = math.ceil(wanted * sessions[-1].blocks) + 1
     missing = (blocks - planned.kv.num_blocks) * planned.kv.block_bytes

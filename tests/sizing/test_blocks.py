@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from jaxserve.config import CacheConfig, EngineConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models import ModelConfig
+from jaxserve.roofline import MODELS
 from jaxserve.sizing import (
     KVSize,
     block_bytes,
@@ -18,6 +21,7 @@ from jaxserve.sizing import (
     mix_of,
     most_useful_blocks,
     step_limits,
+    workspace_bound,
 )
 
 MODEL = ModelConfig(
@@ -98,3 +102,18 @@ def test_blocks_waste_the_end_of_a_session_and_regions_all_beyond_it() -> None:
     assert mix.paged.wasted == pytest.approx(12 / 72)
     assert (mix.contiguous.tokens, mix.contiguous.sessions) == (512, 3)
     assert mix.contiguous.wasted == pytest.approx(1 - 60 / 512)
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+STEPS = re.findall(
+    r"^\| step/([\w.-]+)/(decode|mixed) \| \w+ \|(?: [^|]+ \|){3} ([\d.]+) \|", DOCS.read_text(), re.MULTILINE
+)
+
+
+def test_scratch_of_steps_compiled_for_gpus_is_less_than_the_bound() -> None:
+    """Of 64 rows of 8192 tokens, and 512 tokens with prompts (tools/cuda_aot/step_cases.py)."""
+    assert len(STEPS) >= 8
+    for model, kind, mib in STEPS:
+        tokens = 512 if kind == "mixed" else 64
+        bound = workspace_bound(MODELS[model], max_tokens=tokens, max_rows=64, max_places=64, max_context=8192)
+        assert 0.5 < float(mib) * 2**20 / bound.forward < 1, (model, kind, mib)

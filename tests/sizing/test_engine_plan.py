@@ -16,7 +16,7 @@ from jaxserve.engine.startup import Started, start
 from jaxserve.runner import fit_blocks
 from jaxserve.sizing import PlanOptions
 from jaxserve.training.eagle import first_head, head_of
-from jaxserve.weights import open_model, save_eagle
+from jaxserve.weights import open_model, save_eagle, save_medusa
 from tests.tokenizer.samples import byte_level_metadata
 from tests.weights.checkpoints import tiny_model, write_gguf
 
@@ -53,6 +53,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = open_model(EngineConfig.from_flat({"model": str(folder / "floats.gguf")}).model).config
     head = head_of(config)
     params = jax.tree.map(np.asarray, first_head(head, seed=1))
+    block = {"weight": np.eye(64, dtype=np.float32), "bias": np.zeros(64, np.float32)}
+    heads = [{"blocks": [block], "out": np.ones((40, 64), np.float32)}] * 2
+    save_medusa(folder / "medusa", heads, "floats", np.arange(40, dtype=np.int32), {})
     save_eagle(folder / "eagle", params, head.layer, np.arange(40, dtype=np.int32), {})
     return folder
 
@@ -77,15 +80,15 @@ def size(tree: Any) -> int:
         ("blocks", {"quantization": "int8", **LORA, "lora_embeddings": True, "lora_dtype": "bfloat16"}),
         ("blocks", {"quantization": "gguf", **LORA, "lora_target_modules": ["q_proj", "up_proj"]}),
         ("blocks", {"speculative_model": "[ngram]", "max_model_len": 50}),
-        ("floats", {"speculative_model": "small", "spec_tokens": 2}),
+        ("floats", {"speculative_model": "small.gguf", "spec_tokens": 2}),
+        ("floats", {"speculative_model": "medusa"}),
         ("floats", {"speculative_model": "eagle", "spec_tokens": 2, "quantization": "int8"}),
         ("floats", {"speculative_model": "eagle", "speculative_eagle_topk": 2, "spec_tokens": 6}),
     ],
 )
 def test_a_plan_is_what_an_engine_allocates(models: Path, name: str, flags: dict[str, Any]) -> None:
-    if flags.get("speculative_model") in ("small", "eagle"):
-        draft = flags["speculative_model"]
-        flags = {**flags, "speculative_model": str(models / {"small": "small.gguf"}.get(draft, draft))}
+    if flags.get("speculative_model") in ("small.gguf", "medusa", "eagle"):
+        flags = {**flags, "speculative_model": str(models / flags["speculative_model"])}
     plan, started = both(models, name, **flags)
     runner, memory = started.engine.runner, plan.memory
     drafter, state = runner._drafter, runner._state
