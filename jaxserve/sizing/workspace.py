@@ -2,9 +2,9 @@
 
 XLA decides what of a step lies in memory at once, so that only a compiled program knows its scratch. The bound counts
 what a layer's largest moment can hold, for every array once as the product makes it (float32) and once as it is handed
-on, and the parts of attention that is split over long contexts. It was held against ``memory_analysis`` of compiled
-programs: the steps of docs/kernels.md for A100, L4 and H200 (forward passes of two models; they take 0.6 to 0.9 of it),
-and on the CPU by a test, which covers sampling as well. What speculation's own models take is not counted.
+on, and the parts of attention that is split over long contexts. Tests hold it against what XLA says of compiled
+programs: of forward passes for A100, L4 and H200 (docs/kernels.md), which take more than half of it, and on the CPU of
+forward passes and of sampling, which takes seven eighths. What speculation's own models take is not counted.
 
 Letters: T tokens and R rows of a step, P places that it samples at, V vocabulary, E embed, F ffw, H heads, D head dim.
 """
