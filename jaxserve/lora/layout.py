@@ -122,9 +122,7 @@ class Layout:
 
     def _num_bytes(self, products: dict[str, Product]) -> int:
         sizes = (len(p.parts) * p.size_in + sum(p.parts.values()) for p in products.values())
-        return self.max_rank * sum(sizes) * self.dtype.itemsize + _RANK_BYTES * sum(
-            len(p.parts) for p in products.values()
-        )
+        return self.max_rank * sum(sizes) * self.dtype.itemsize
 
     def layers_per_piece(self) -> int:
         """l: as many layers as fit into what is copied at a time."""

@@ -168,7 +168,7 @@ def plan_memory(config: EngineConfig, parts: Parts, memory: Memory) -> MemoryPla
         row_bytes(max_rows, model.vocab_size, history, guesses.max_depth),
         draft_bytes(max_rows, guesses),
         mask_bytes(parts.places, model.vocab_size),
-        _workspace(parts, max_context or asked or model.max_position),
+        _workspace(parts, max_context or asked or model.max_position, on_cpu=memory.on_cpu),
         max_context,
         largest,
         tuple(problems),
@@ -176,7 +176,7 @@ def plan_memory(config: EngineConfig, parts: Parts, memory: Memory) -> MemoryPla
     return plan if problems else _checked(plan, parts)
 
 
-def _workspace(parts: Parts, max_context: int) -> Workspace:
+def _workspace(parts: Parts, max_context: int, *, on_cpu: bool) -> Workspace:
     max_tokens, max_rows = parts.limits
     return workspace_bound(
         parts.model,
@@ -185,6 +185,7 @@ def _workspace(parts: Parts, max_context: int) -> Workspace:
         max_places=parts.places[-1],
         max_context=max_context,
         queries=1 + parts.drafts.guesses.num_drafts,
+        on_cpu=on_cpu,
         unpacks=parts.form.is_quantised and parts.form.backend == "reference",
     )
 

@@ -19,6 +19,7 @@ __all__ = ["Workspace", "workspace_bound"]
 
 _FLOAT = 4  # bytes: products are float32
 _CHUNK, _MOST_CHUNKS = 256, 32  # tokens of attention's chunks at least, and chunks of a row at most (DESIGN.md, 12)
+_TILE_ROWS, _TILE_QUERIES, _TILE_KEYS = 8, 64, 128  # that the CPU's attention without native kernels takes at once
 _LOGITS = 8  # arrays [P, V]: logits, penalised, masked, filtered, their keys, probabilities, noise, sums
 _READ = 64  # tokens of a prompt whose log probabilities are read at once (runner.reader)
 
@@ -44,6 +45,7 @@ def workspace_bound(
     max_places: int,
     max_context: int,
     queries: int = 1,
+    on_cpu: bool = False,
     unpacks: bool = False,
 ) -> Workspace:
     """The bound for the largest step.
@@ -53,12 +55,17 @@ def workspace_bound(
         max_tokens, max_rows, max_places: T, R, P.
         max_context: longest context, tokens.
         queries: most tokens of a row that attention treats as a decode.
+        on_cpu: attention goes over tiles one by one, and splits no row.
         unpacks: every product writes its whole weight out in floats first, as without a kernel for quantised ones.
     """
     size, ffw, heads = model.hidden_size, model.intermediate_size, model.num_heads
     activations = max_tokens * (6 * ffw + 2 * model.qkv_size + 6 * size)
-    chunks = min(_MOST_CHUNKS, -(-max_context // _CHUNK))
-    attention = max_rows * queries * chunks * heads * (model.head_dim + 2)
+    if on_cpu:
+        keys = 2 * _TILE_ROWS * _TILE_KEYS * model.num_kv_heads * model.head_dim
+        attention = keys + max(_TILE_QUERIES, _TILE_ROWS * queries) * heads * (4 * _TILE_KEYS + 3 * model.head_dim)
+    else:
+        chunks = min(_MOST_CHUNKS, -(-max_context // _CHUNK))
+        attention = max_rows * queries * chunks * heads * (model.head_dim + 2)
     sampling = max(max_places, _READ) * model.vocab_size * _LOGITS
     # A weight that is unpacked is there as integers, as floats, times its scales, and in the order of columns.
     weight = 5 * size * max(2 * ffw, model.qkv_size) if unpacks else 0
