@@ -55,7 +55,7 @@ def alternatives(
         if name != "cpu" and chip.memory > memory.total:
             fits = parts.held < _usable(config, gpu_memory(chip.memory, environment))
             yield Alternative(f"--gpu {name}", parts.held, fits)
-    count = parts.held // limit + 1
+    count = parts.held // max(limit, 1) + 1
     yield Alternative(f"{count} such devices, but an engine uses one: no tensor parallelism", parts.held, fits=False)
 
 

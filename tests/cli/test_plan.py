@@ -114,6 +114,7 @@ def test_the_least_time_of_a_step_by_hand(llama: Path, capsys: pytest.CaptureFix
     [
         (("--sessions", "9", "--context", "100000"), "9 sessions of 100000 tokens do not fit at once"),
         (("--kv-cache-memory-bytes", "400G"), "it does not fit"),
+        (("--gpu", "1"), "the weights do not fit"),
         (("--max-model-len", "131072", "--num-gpu-blocks-override", "9"), "does not fit: the KV cache of 9 blocks"),
         (("--kv-cache-memory-bytes", "1M"), "no room for KV blocks"),
         (("--enable-lora", "--max-loras", "1024", "--max-lora-rank", "512"), "weights and adapters do not fit"),
