@@ -114,7 +114,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     if (bounds := plan.bounds) is not None:
         by = "memory" if bounds.decodes[-1].is_memory_bound else "operations"
         yield (
-            f"least times by the data sheet of {bounds.chip}, bound by {by}; {bounds.prompt_tokens:,} tokens of a "
+            f"least times on {bounds.chip}, bound by {by}; {bounds.prompt_tokens:,} tokens of a "
             f"prompt take {1e3 * bounds.prompt_seconds:.2f} ms"
         )
     for problem in plan.problems:

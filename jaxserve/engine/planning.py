@@ -52,8 +52,8 @@ class DecodeBound:
 
     Attributes:
         sessions, context: rows of the step, and tokens of each.
-        seconds: no program is faster.
-        tokens_per_second: most that all sessions together are given.
+        seconds: without drafts; no program is faster.
+        tokens_per_second: most that all sessions together are given: with drafts, if all are right and cost nothing.
         is_memory_bound: whether bytes, and not operations, take that long.
     """
 
@@ -257,8 +257,10 @@ def _bounds(chip: Chip, settings: ModelSettings, parts: Parts, options: PlanOpti
 
     def decode(mix: Mix) -> DecodeBound:
         rows, context = max(1, min(parts.limits[1], options.sessions or mix.paged.sessions)), round(mix.mean)
-        found = bound(StepShape(rows, context))
-        return DecodeBound(rows, context, found.seconds, rows / found.seconds, found.is_memory_bound)
+        plain, guesses = bound(StepShape(rows, context)), parts.drafts.guesses
+        verify = StepShape(rows, max(context, guesses.num_drafts + 1), guesses.num_drafts)
+        most = max(rows / plain.seconds, rows * (1 + guesses.max_depth) / bound(verify).seconds)
+        return DecodeBound(rows, context, plain.seconds, most, plain.is_memory_bound)
 
     chunk = min(parts.limits[0], parts.model.max_position)
     prompt = bound(StepShape(0, 0, chunk=chunk))

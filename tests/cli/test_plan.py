@@ -107,6 +107,10 @@ def test_the_least_time_of_a_step_by_hand(llama: Path, capsys: pytest.CaptureFix
     assert bound["seconds"] == pytest.approx(seconds)
     assert bound["tokens_per_second"] == pytest.approx(4 / seconds)
     assert bound["is_memory_bound"]
+    _, record = planned(capsys, str(llama), *argv, "--speculative-model", "[ngram]", "--spec-tokens", "3")
+    (guessing,) = record["bounds"]["decodes"]
+    assert guessing["seconds"] == bound["seconds"]
+    assert guessing["tokens_per_second"] == pytest.approx(4 * bound["tokens_per_second"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
