@@ -129,7 +129,7 @@ def make_plan(config: EngineConfig, options: PlanOptions, environment: Mapping[s
     parts = _parts(config, settings, memory)
     _check_contexts(config, options, parts)
     planned = plan_memory(config, parts, memory)
-    defaults = [(tokens,) for tokens in _default_contexts(planned.max_model_len)]
+    defaults: list[tuple[int, ...]] = [(tokens,) for tokens in _default_contexts(planned.max_model_len)]
     sessions = tuple(_sessions(config, planned, _mixes(options.context) or defaults))
     others = alternatives(config, list(all_specs(settings.specs)), parts, memory, environment)
     problems = (*planned.problems, *_session_problems(options, planned, sessions))
@@ -220,7 +220,7 @@ def _default_contexts(max_model_len: int) -> list[int]:
 
 def _mixes(contexts: Sequence[int]) -> list[tuple[int, ...]]:
     """Each context, and all of them together if they differ."""
-    alone = [(tokens,) for tokens in dict.fromkeys(contexts)]
+    alone: list[tuple[int, ...]] = [(tokens,) for tokens in dict.fromkeys(contexts)]
     return [*alone, tuple(contexts)] if len(alone) > 1 else alone
 
 
