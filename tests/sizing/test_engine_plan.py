@@ -61,6 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(models: Path, name: str, **flags: Any) -> tuple[Plan, Started]:
+    """A plan, and the engine."""
     config = EngineConfig.from_flat({"model": str(models / f"{name}.gguf"), **SETTINGS, **flags})
     return make_plan(config, PlanOptions(), {}), start(config)
 
@@ -145,7 +146,7 @@ def test_blocks_by_the_share_of_a_gpu_are_as_many(models: Path, monkeypatch: pyt
 def test_scratch_is_less_than_the_bound(models: Path) -> None:
     """Of the largest programs, as XLA counts it."""
     for name, flags in (("floats", {}), ("blocks", {"quantization": "gguf", **LORA})):
-        plan, started = both(models, name, **flags)
+        plan, started = both(models, name, **{**flags, "attention_backend": "auto"})
         runner, work = started.engine.runner, plan.memory.workspace
         adapted = "enable_lora" in flags
         forward = runner._lower_forward(runner.buckets.forward()[-1], adapted=adapted).compile().memory_analysis()
