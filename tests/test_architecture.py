@@ -42,6 +42,7 @@ ROOMS = {
     # What a model is, as plain data; the other modules of the room are device code.
     "jaxserve.models.config": Room("ground", 9),
     "jaxserve.models.spec": Room("ground", 9),
+    "jaxserve.sizing": Room("ground", 10),
     # Device side.
     "pallas_kernels": Room("kernels", 10),
     "jaxserve.sharding": Room("device", 11),

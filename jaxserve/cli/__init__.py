@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxserve import __version__
-from jaxserve.cli import batch, bench, chat, collect_env, complete, serve, train
+from jaxserve.cli import batch, bench, chat, collect_env, complete, plan, serve, train
 from jaxserve.cli.arguments import Parser
 from jaxserve.errors import ConfigError, JaxserveError
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="jaxserve", description="Serve and run large language models on JAX.")
     parser.add_argument("--version", action="version", version=f"jaxserve {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, complete, chat, batch, bench, train, collect_env):
+    for command in (serve, plan, complete, chat, batch, bench, train, collect_env):
         command.add_parser(subparsers)
     args = parser.parse(argv)
     try:

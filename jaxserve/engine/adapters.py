@@ -23,7 +23,7 @@ from jaxserve.outputs import AdapterInfo, AdapterStats
 from jaxserve.runner import Adapters, check_adapter_room
 from jaxserve.scheduler import AdapterSlots, AdmissionRule
 
-__all__ = ["EngineAdapters", "NoAdapters", "ServedAdapters", "open_adapters"]
+__all__ = ["EngineAdapters", "NoAdapters", "ServedAdapters", "adapter_layout", "open_adapters"]
 
 _log = get_logger(__name__)
 
@@ -175,20 +175,11 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
     """
     lora = config.lora
     modules = [_module(text) for text in lora.lora_modules]
-    if not lora.enable_lora:
-        for flag in fields(lora):
-            if getattr(lora, flag.name) != flag.default:
-                raise ConfigError(f"{flag.name} has no effect without --enable-lora.", flag.name)
+    layout = adapter_layout(lora, model, dtype)
+    if layout is None:
         return NoAdapters()
     if lora.lora_dir is not None and not Path(lora.lora_dir).expanduser().is_dir():
         raise ConfigError(f"lora_dir must be a folder, got {lora.lora_dir!r}.", "lora_dir")
-    layout = Layout(
-        model,
-        lora.max_lora_rank,
-        np.dtype(dtype if lora.lora_dtype == "auto" else lora.lora_dtype),
-        _targets(lora.lora_target_modules),
-        lora.lora_embeddings,
-    )
     check_adapter_room(layout, lora.max_loras)
     store = _store(lora, layout, config.model.download_dir)
     for name, path, base_model in modules:
@@ -197,6 +188,23 @@ def open_adapters(config: EngineConfig, model: ModelConfig, dtype: DTypeLike) ->
         except (LoadError, RequestError) as error:
             raise ConfigError(f"--lora-modules {name}: {error}") from error
     return ServedAdapters(store, Adapters(layout, lora.max_loras), lora.max_loras)
+
+
+def adapter_layout(lora: LoRAConfig, model: ModelConfig, dtype: DTypeLike) -> Layout | None:
+    """Where factors lie, None if adapters are off; ``dtype`` is that of activations. ConfigError: flags are without
+    effect, or name no projection."""
+    if not lora.enable_lora:
+        for flag in fields(lora):
+            if getattr(lora, flag.name) != flag.default:
+                raise ConfigError(f"{flag.name} has no effect without --enable-lora.", flag.name)
+        return None
+    return Layout(
+        model,
+        lora.max_lora_rank,
+        np.dtype(dtype if lora.lora_dtype == "auto" else lora.lora_dtype),
+        _targets(lora.lora_target_modules),
+        lora.lora_embeddings,
+    )
 
 
 def _store(lora: LoRAConfig, layout: Layout, download_dir: str | None) -> AdapterStore:

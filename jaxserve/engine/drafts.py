@@ -11,11 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxserve.config import ModelOptions
-from jaxserve.engine.loading import load_eagle, load_heads, load_weights
+from jaxserve.engine.loading import eagle_head_specs, head_specs, load_eagle, load_heads, load_weights, table_spec
 from jaxserve.engine.speculation import SpeculativeSettings
 from jaxserve.errors import ConfigError, LoadError
 from jaxserve.models.config import ModelConfig
+from jaxserve.models.spec import ParamSpec
 from jaxserve.speculative import (
     DraftModelProposer,
     EagleHead,
@@ -29,7 +33,7 @@ from jaxserve.speculative import (
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import default_drafts, is_eagle, is_medusa, open_eagle, open_medusa, open_model
 
-__all__ = ["OpenedDrafts", "open_drafts"]
+__all__ = ["OpenedDrafts", "check_draft_model", "open_drafts", "open_heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class OpenedDrafts:
         propose: makes the proposer, from the dtype of the KV and the attention backend.
         max_depth: most drafts on a path, None for chains.
         taps: see ``Proposer``.
+        specs: the parameters of heads that are not the model's own; empty for a draft model, which is a model itself.
+        num_known: tokens that they say they know, 0 for all.
     """
 
     settings: SpeculativeSettings | None
@@ -51,6 +57,8 @@ class OpenedDrafts:
     propose: Callable[[str, str], Proposer]
     max_depth: int | None = None
     taps: tuple[int, ...] | None = None
+    specs: Callable[[], Any] = tuple
+    num_known: int = 0
 
     @property
     def is_tree(self) -> bool:
@@ -74,11 +82,16 @@ def open_drafts(
     if settings.method == "suffix":
         suffix = SuffixProposer(settings.num_drafts, settings.longest, settings.shortest, settings.corpus_size)
         return OpenedDrafts(settings, None, _nothing, lambda dtype, backend: suffix)
+    return open_heads(settings, options, model) or _open_model(settings, options, tokenizer, model)
+
+
+def open_heads(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts | None:
+    """Heads of Medusa or EAGLE; None if what is named is neither. Raises as ``open_drafts`` does."""
     if settings.method == "medusa" or (settings.model and is_medusa(settings.model, options.download_dir)):
-        return _open_heads(settings, options, model)
+        return _open_medusa(settings, options, model)
     if settings.method == "eagle" or (settings.model and is_eagle(settings.model, options.download_dir)):
         return _open_eagle(settings, options, model)
-    return _open_model(settings, options, tokenizer, model)
+    return None
 
 
 @contextmanager
@@ -94,7 +107,7 @@ def _nothing(dtype: Any, params: Any) -> None:
     """There are no weights."""
 
 
-def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
+def _open_medusa(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
     source = settings.model or _trained("medusa", options.model)
     with _refused():
         heads = open_medusa(source, options.download_dir)
@@ -106,14 +119,21 @@ def _open_heads(settings: SpeculativeSettings, options: ModelOptions, model: Mod
             f"--num-speculative-tokens is {num_drafts}, but the {heads.num_heads} Medusa heads of {source} give "
             f"{most} drafts: set it to {most} or less."
         )
-    proposer = MedusaProposer(heads.paths[:num_drafts])
+    proposer, sizes = MedusaProposer(heads.paths[:num_drafts]), (model.hidden_size, model.vocab_size)
 
     def load(dtype: Any, params: Any) -> dict[str, Any]:
         with _refused(f"the heads of {source} were made for {heads.base_model} and do not fit {options.model}: "):
-            return load_heads(options, heads, (model.hidden_size, model.vocab_size), params, dtype)
+            return load_heads(options, heads, sizes, params, dtype)
 
-    settings = replace(settings, method="medusa", num_drafts=num_drafts)
-    return OpenedDrafts(settings, None, load, lambda dtype, backend: proposer, proposer.max_depth)
+    return OpenedDrafts(
+        replace(settings, method="medusa", num_drafts=num_drafts),
+        None,
+        load,
+        lambda dtype, backend: proposer,
+        proposer.max_depth,
+        specs=lambda: [head_specs(heads, sizes), *_own_tables(heads.vocabulary, model, shared=not heads.has_tables)],
+        num_known=0 if heads.vocabulary is None else len(heads.vocabulary),
+    )
 
 
 def _open_eagle(settings: SpeculativeSettings, options: ModelOptions, model: ModelConfig) -> OpenedDrafts:
@@ -148,7 +168,17 @@ def _open_eagle(settings: SpeculativeSettings, options: ModelOptions, model: Mod
         lambda dtype, backend: EagleProposer(num_drafts, head, dtype, backend, width, depth),
         max_depth=depth if width > 1 else None,
         taps=taps,
+        specs=lambda: [
+            eagle_head_specs(files, head),
+            *_own_tables(files.vocabulary, model, shared=not files.is_fused),
+        ],
+        num_known=0 if files.vocabulary is None else len(files.vocabulary),
     )
+
+
+def _own_tables(vocabulary: NDArray[np.int32] | None, model: ModelConfig, *, shared: bool) -> list[ParamSpec]:
+    """The table that heads without one make of the model's: only a vocabulary of their own needs another."""
+    return [table_spec(vocabulary, model.hidden_size)] if shared and vocabulary is not None else []
 
 
 def _default_taps(num_layers: int) -> tuple[int, int, int]:
@@ -167,6 +197,19 @@ def _trained(method: str, model: str) -> str:
     return str(folder)
 
 
+def check_draft_model(settings: SpeculativeSettings, draft: ModelConfig, model: ModelConfig) -> None:
+    """ConfigError: a draft model does not fit the served one, or is asked for trees."""
+    if draft.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"--speculative-model: {settings.model} has a vocabulary of {draft.vocab_size} tokens, the served "
+            f"model one of {model.vocab_size}; drafts must be of the same vocabulary."
+        )
+    if settings.width > 1:
+        raise ConfigError(
+            f"--speculative-eagle-topk has no effect on the draft model {settings.model}: it is of eagle."
+        )
+
+
 def _open_model(
     settings: SpeculativeSettings, options: ModelOptions, tokenizer: Tokenizer, model: ModelConfig
 ) -> OpenedDrafts:
@@ -176,20 +219,12 @@ def _open_model(
         opened = open_model(options)
         own = load_tokenizer(opened.tokenizer_path, opened.gguf_metadata, None)
     config = opened.config
-    if config.vocab_size != model.vocab_size:
-        raise ConfigError(
-            f"--speculative-model: {settings.model} has a vocabulary of {config.vocab_size} tokens, the served "
-            f"model one of {model.vocab_size}; drafts must be of the same vocabulary."
-        )
+    check_draft_model(settings, config, model)
     other = own.first_difference(tokenizer)
     if other is not None:
         raise ConfigError(
             f"--speculative-model: {settings.model} has another vocabulary: token {other} is {own.token(other)!r}, in "
             f"the served model {tokenizer.token(other)!r}."
-        )
-    if settings.width > 1:
-        raise ConfigError(
-            f"--speculative-eagle-topk has no effect on the draft model {settings.model}: it is of eagle."
         )
     num_drafts = settings.num_drafts
     return OpenedDrafts(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from tqdm.auto import tqdm
 
 from jaxserve.blocks import make_blocks
-from jaxserve.config import EngineConfig, SchedulerConfig
+from jaxserve.config import EngineConfig
 from jaxserve.engine.adapters import EngineAdapters, NoAdapters, open_adapters
 from jaxserve.engine.drafts import OpenedDrafts, open_drafts
 from jaxserve.engine.engine import Engine
@@ -27,8 +27,16 @@ from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import state_size
 from jaxserve.request import FinishReason
-from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, fit_context, no_room, use_compilation_cache
+from jaxserve.runner import Runner, RunnerShape, check_room, fit_blocks, no_room, use_compilation_cache
 from jaxserve.scheduler import Scheduler
+from jaxserve.sizing import (
+    activation_dtype,
+    check_chunking,
+    check_draft_context,
+    fit_context,
+    most_useful_blocks,
+    step_limits,
+)
 from jaxserve.speculative import TypicalAcceptance
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import OpenedModel, open_model
@@ -37,8 +45,6 @@ from pallas_kernels.paged_attention import select_backend
 __all__ = ["Started", "start"]
 
 _log = get_logger(__name__)
-_CPU_LIMITS = (256, 64)  # max_num_batched_tokens, max_num_seqs
-_ACCELERATOR_LIMITS = (2048, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +100,10 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
     """
     phase = _Phases()
     tell = on_progress or (lambda what, share: None)
-    limits = _limits(config.scheduler)
+    on_cpu = jax.default_backend() == "cpu"
+    limits = step_limits(config.scheduler, on_cpu=on_cpu)
     if config.model.max_model_len is not None:  # found out before a weight is read, where it can be
-        _check_chunking(config.scheduler, limits[0], config.model.max_model_len)
+        check_chunking(config.scheduler, limits[0], config.model.max_model_len)
     speculative = resolve(config.speculative, max_tokens=limits[0])
     use_compilation_cache(config.runner.compilation_cache_dir)
     tell("opening the model", 0.0)
@@ -107,7 +114,7 @@ def start(config: EngineConfig, on_progress: Callable[[str, float], None] | None
         _check_vocabulary(tokenizer, model)
         drafts = open_drafts(speculative, config.model, tokenizer, model)
     tell("loading weights", 0.0)
-    dtype = _dtype(config, model)
+    dtype = jnp.dtype(activation_dtype(config.model, model, on_cpu=on_cpu))
     backend = _select_backend(config, model, dtype, drafts)
     with phase("weights"):
         weights = load_weights(config.model, opened, dtype)
@@ -139,34 +146,30 @@ def _make_runner(
 ) -> Runner:
     model, cache = opened.config, config.cache
     max_tokens, max_rows = device.limits
-    longest = config.model.max_model_len or model.max_position
-    most_useful = max_rows * -(-longest // cache.block_size) + 1
+    most_useful = most_useful_blocks(model, config.model.max_model_len, max_rows, cache.block_size)
     draft = device.drafts.model
     others = () if draft is None else (draft,)
     kept = state_size(model, device.drafts.taps)
     size = fit_blocks(cache, model, device.dtype, most_useful=most_useful, others=others, state_size=kept)
     max_context = fit_context(size, cache, model, config.model.max_model_len)
-    _check_chunking(config.scheduler, max_tokens, max_context)
+    check_chunking(config.scheduler, max_tokens, max_context)
     _log.info(
         "%d KV blocks of %d tokens (%.0f MiB, by %s); contexts up to %d tokens",
         size.num_blocks,
         cache.block_size,
-        size.num_blocks * size.block_bytes / 2**20,
+        size.num_bytes / 2**20,
         size.reason,
         max_context,
     )
     proposer = device.drafts.propose(device.dtype.name, device.backend)
     check_room(size, model, max_rows, proposer, max_context)
-    if draft is not None and draft.max_position < max_context:
-        raise ConfigError(
-            f"--speculative-model: its longest context is {draft.max_position} tokens, less than the "
-            f"{max_context} that are served. Set --max-model-len {draft.max_position} or less."
-        )
+    if draft is not None:
+        check_draft_context(draft, max_context)
     shape = RunnerShape(
         size.num_blocks, cache.block_size, max_context, max_tokens, max_rows, device.dtype, device.backend
     )
     with no_room(
-        f"the device has no room for {size.num_blocks} KV blocks ({size.num_blocks * size.block_bytes / 2**20:.0f} "
+        f"the device has no room for {size.num_blocks} KV blocks ({size.num_bytes / 2**20:.0f} "
         f"MiB, by {size.reason}) and the state of {max_rows} sequences. Lower "
         "--num-gpu-blocks-override, --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs."
     ):
@@ -184,34 +187,6 @@ def _typical(drafts: OpenedDrafts) -> TypicalAcceptance | None:
             "drafts; only at temperature 0 tokens are those of plain decoding"
         )
     return typical
-
-
-def _limits(config: SchedulerConfig) -> tuple[int, int]:
-    """Most tokens and rows of a step: as asked, or what suits the device."""
-    tokens, rows = _CPU_LIMITS if jax.default_backend() == "cpu" else _ACCELERATOR_LIMITS
-    rows = config.max_num_seqs or rows
-    tokens = config.max_num_batched_tokens or max(tokens, rows)
-    if tokens < rows:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({tokens}) must not be less than --max-num-seqs ({rows}): each sequence takes a "
-            "token per step."
-        )
-    return tokens, rows
-
-
-def _check_chunking(config: SchedulerConfig, max_tokens: int, max_context: int) -> None:
-    if not config.enable_chunked_prefill and max_tokens < max_context:
-        raise ConfigError(
-            f"without chunked prefill a prompt must fit into one step: --max-num-batched-tokens is {max_tokens}, but "
-            f"contexts reach {max_context} tokens. Raise it, or set --max-model-len {max_tokens} or less."
-        )
-
-
-def _dtype(config: EngineConfig, model: ModelConfig) -> jnp.dtype:
-    name = config.model.dtype
-    if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else model.checkpoint_dtype
-    return jnp.dtype(name)
 
 
 def _select_backend(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, drafts: OpenedDrafts) -> str:

@@ -25,6 +25,8 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _PIECE_BYTES = 4 << 20
 """What is copied to the device between two steps: a fraction of the time that a step takes."""
 
+_RANK_BYTES = 4  # a part's own rank
+
 
 class Product(NamedTuple):
     """A matrix of the model: its inputs, and the projections that stand side by side in it, with their outputs."""
@@ -112,9 +114,11 @@ class Layout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot, but for a few that say how large its ranks are."""
+        """Bytes of a slot."""
         lookup = self.model.vocab_size * self.max_rank * self.dtype.itemsize if self.has_tables else 0
-        return self.model.num_layers * self._num_bytes(self.products) + self._num_bytes(self.tables) + lookup
+        factors = self.model.num_layers * self._num_bytes(self.products) + self._num_bytes(self.tables)
+        ranks = self.model.num_layers * _num_parts(self.products) + _num_parts(self.tables)
+        return factors + ranks * _RANK_BYTES + lookup
 
     def _num_bytes(self, products: dict[str, Product]) -> int:
         sizes = (len(p.parts) * p.size_in + sum(p.parts.values()) for p in products.values())
@@ -164,3 +168,7 @@ class Layout:
                     b[at, : len(own.b), column : column + size] = own.b
                 column += size
         return a, b, ranks
+
+
+def _num_parts(products: dict[str, Product]) -> int:
+    return sum(len(product.parts) for product in products.values())

@@ -8,7 +8,8 @@ from jaxserve.quantization.blocks import Blocks, merge
 from jaxserve.quantization.gguf import KEPT_KINDS, from_gguf
 from jaxserve.quantization.int8 import quantize_int8
 from jaxserve.quantization.leaf import Leaf, PackedLeaf, describe, has_quantised
-from jaxserve.quantization.maker import LeafMaker, WeightForm, as_factor
+from jaxserve.quantization.maker import LeafMaker, as_factor
+from jaxserve.sizing import WeightForm
 
 __all__ = [
     "KEPT_KINDS",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,35 +19,14 @@ from jaxserve.models.spec import ParamSpec, Use
 from jaxserve.quantization.blocks import Blocks
 from jaxserve.quantization.int8 import quantize_int8
 from jaxserve.quantization.leaf import Leaf, PackedLeaf
+from jaxserve.sizing import WeightForm
 from pallas_kernels.packed_matmul import GROUP, PackedWeight, pack
 
-__all__ = ["LeafMaker", "WeightForm", "as_factor"]
+__all__ = ["LeafMaker", "as_factor"]
 
 _log = get_logger(__name__)
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightForm:
-    """How weights are held in memory.
-
-    Attributes:
-        quantization: "none"; "int8" made on load; or "gguf", the blocks of a GGUF file as they are.
-        packed: matrices of floats are packed too, for the backend's sake.
-        backend: who computes products with packed leaves.
-        activation_bits: see ``PackedLeaf``.
-    """
-
-    quantization: str = "none"
-    packed: bool = False
-    backend: str = "reference"
-    activation_bits: int = 16
-
-    @property
-    def is_quantised(self) -> bool:
-        """Whether some leaves may be no floats."""
-        return self.quantization != "none"
 
 
 class LeafMaker:
@@ -69,19 +47,19 @@ class LeafMaker:
 
     def keeps_blocks(self, spec: ParamSpec) -> bool:
         """Whether GGUF's blocks are wanted for a parameter, where the file has them."""
-        return self._form.quantization == "gguf" and spec.is_factor
+        return self._form.keeps_blocks(spec)
 
     def host_dtype(self, spec: ParamSpec) -> np.dtype[Any]:
         """The dtype in which ``of_floats`` wants a parameter."""
-        return np.dtype(np.float32) if self._makes_int8(spec) else self._dtype
+        return np.dtype(np.float32) if self._form.makes_int8(spec) else self._dtype
 
     def of_floats(self, array: Array, spec: ParamSpec) -> Leaf:
         """The leaf of a parameter [I, O], or [V, E] of a table; raises LoadError if it cannot be quantised."""
-        if self._makes_int8(spec):
+        if self._form.makes_int8(spec):
             return self.of_blocks(quantize_int8(as_factor(array, spec), spec.sources[0].name))
         if self._form.quantization == "int8" and spec.is_factor:
             self.note_expanded(f"inputs no multiple of {GROUP}")
-        if self._form.packed and spec.is_factor:
+        if self._form.packs(spec):
             return self._packed(pack(as_factor(array, spec)))
         return self._place(array, spec)
 
@@ -101,9 +79,6 @@ class LeafMaker:
             whys = ", ".join(f"{n} for {why}" for why, n in self._expanded.most_common())
             total = count + self._num_quantised
             _log.info("%d of %d matrices cannot be quantised and are %s (%s)", count, total, self._dtype.name, whys)
-
-    def _makes_int8(self, spec: ParamSpec) -> bool:
-        return self._form.quantization == "int8" and spec.is_factor and spec.size_in % GROUP == 0
 
     def _packed(self, weight: PackedWeight) -> PackedLeaf:
         return PackedLeaf(jax.device_put(weight), self._form.backend, self._dtype, self._form.activation_bits)

@@ -4,13 +4,12 @@ from jaxserve.runner.adapters import Adapters
 from jaxserve.runner.buckets import Buckets
 from jaxserve.runner.compiled import use_compilation_cache
 from jaxserve.runner.handle import StepHandle
-from jaxserve.runner.memory import KVSize, check_adapter_room, check_room, fit_blocks, fit_context, no_room
+from jaxserve.runner.memory import check_adapter_room, check_room, fit_blocks, no_room
 from jaxserve.runner.runner import Launch, Runner, RunnerShape
 
 __all__ = [
     "Adapters",
     "Buckets",
-    "KVSize",
     "Launch",
     "Runner",
     "RunnerShape",
@@ -18,7 +17,6 @@ __all__ = [
     "check_adapter_room",
     "check_room",
     "fit_blocks",
-    "fit_context",
     "no_room",
     "use_compilation_cache",
 ]

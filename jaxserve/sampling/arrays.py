@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from jaxserve.plan import DEVICE_TOKEN, RowPlan
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.sizing import row_arrays
 
 __all__ = [
     "IN_PROMPT",
@@ -65,16 +66,9 @@ class RowState:
     @classmethod
     def zeros(cls, num_rows: int, vocab_size: int, history: int = 0, max_depth: int = 0) -> RowState:
         """State of num_rows rows and the dummy; ``history`` is C, ``max_depth`` D."""
-        shape = (num_rows + 1, vocab_size)
-        return cls(
-            last_token=jnp.zeros(num_rows + 1, jnp.int32),
-            length=jnp.zeros(num_rows + 1, jnp.int32),
-            history=jnp.zeros((num_rows + 1, history), jnp.int32),
-            path=jnp.zeros((num_rows + 1, 1 + max_depth), jnp.int32),
-            path_length=jnp.ones(num_rows + 1, jnp.int32),
-            counts=jnp.zeros(shape, jnp.int16),
-            bias=jnp.zeros(shape, jnp.float32),
-        )
+        shapes = row_arrays(num_rows, vocab_size, history, max_depth).items()
+        arrays = {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in shapes}
+        return cls(**arrays | {"path_length": jnp.ones_like(arrays["path_length"])})
 
     def record(
         self,

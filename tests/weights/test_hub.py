@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 
 from jaxserve.errors import ConfigError, LoadError, MissingFileError
-from jaxserve.weights.hub import ModelFiles, resolve, resolve_tokenizer
+from jaxserve.weights.hub import ModelFiles, resolve, resolve_settings, resolve_tokenizer
 from tests.weights.hub_server import HubServer, serve
 
 SETTINGS = {
@@ -115,6 +115,21 @@ def test_hub_model_with_safetensors(hub: HubServer, tmp_path: Path) -> None:
 def test_hub_model_for_dummy_weights_downloads_none(hub: HubServer, tmp_path: Path) -> None:
     hub.models["org/model"] = {**SETTINGS, "model.safetensors": b"weights"}
     assert names(resolve("org/model", download_dir=str(tmp_path), load_format="dummy")) == set(SETTINGS)
+
+
+def test_settings_of_a_hub_model_come_without_weights(hub: HubServer, tmp_path: Path) -> None:
+    hub.models["org/model"] = {**SETTINGS, "model.safetensors": b"weights"}
+    assert names(resolve_settings("org/model", download_dir=str(tmp_path))) == set(SETTINGS)
+    hub.models["org/ggufs"] = {"README.md": b"", "q4.gguf": b"gguf"}
+    with pytest.raises(MissingFileError, match=r"org/ggufs has no config.json to plan with"):
+        resolve_settings("org/ggufs", download_dir=str(tmp_path))
+    with pytest.raises(MissingFileError, match=r"org/ggufs/q4.gguf is not downloaded yet"):
+        resolve_settings("org/ggufs/q4.gguf", download_dir=str(tmp_path))
+    assert sorted(hub.sent) == sorted(SETTINGS)
+    files = resolve("org/ggufs/q4.gguf", download_dir=str(tmp_path))
+    assert resolve_settings("org/ggufs/q4.gguf", download_dir=str(tmp_path)) == files
+    with pytest.raises(MissingFileError, match="no such folder or file"):
+        resolve_settings(str(tmp_path / "nowhere"))
 
 
 def test_hub_model_with_one_gguf(hub: HubServer, tmp_path: Path) -> None:
