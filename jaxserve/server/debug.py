@@ -91,7 +91,7 @@ def routes(engine: Engine, names: Names, model: str) -> list[Route]:
         shape = engine.live.shape
         return respond({**_described(reports, model), "block_size": shape.block_size})
 
-    return [Route("/debug/requests", listed), Route("/debug/requests/{id}", one)]
+    return [Route("/debug/requests", listed), Route("/debug/requests/{id:path}", one)]
 
 
 def _answers(ids: Iterable[str]) -> list[str]:

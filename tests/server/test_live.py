@@ -151,11 +151,11 @@ def test_a_signal_ends_live_streams_at_once(start: Callable[..., Any]) -> None:
 
 async def test_requests_by_any_of_their_ids(client: httpx.AsyncClient) -> None:
     body = {"prompt": "x" * 20, "max_tokens": 5, "n": 2}
-    response = await client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    response = await client.post("/v1/completions", json=body, headers={"x-request-id": "my/own"})
     answer = response.json()
     listed = (await client.get("/debug/requests")).json()
     assert listed == {"running": [], "waiting": [], "finished": [answer["id"]]}
-    found = [(await client.get(f"/debug/requests/{id}")).json() for id in (answer["id"], answer["id"] + "-0", "mine")]
+    found = [(await client.get(f"/debug/requests/{id}")).json() for id in (answer["id"], answer["id"] + "-0", "my/own")]
     assert found[0] == found[1] == found[2]
     assert found[0]["id"] == answer["id"]
     assert found[0]["state"] == "finished"
