@@ -54,9 +54,9 @@ class BlockMap:
             cells = _cells(table, known.get(table.key))
             self._tables[table.key] = (table.blocks, cells)
             owners[cells] = table.key
-        cells = np.flatnonzero((owners != self.owners) | (refs != self.refs))
+        changed = np.flatnonzero((owners != self.owners) | (refs != self.refs)).astype(np.uint32)
         self.owners, self.refs = owners, refs
-        return Changes(cells.astype(np.uint32), owners[cells], refs[cells])
+        return Changes(changed, owners[changed], refs[changed])
 
 
 def _cells(table: Table, known: tuple[list[int], NDArray[np.uint32]] | None) -> NDArray[np.uint32]:

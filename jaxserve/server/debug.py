@@ -75,7 +75,9 @@ def routes(engine: Engine, names: Names, model: str) -> list[Route]:
 
     async def listed(request: Request) -> Response:
         journal = engine.live.journal
-        running, waiting, finished = [], [], []
+        running: list[str] = []
+        waiting: list[str] = []
+        finished: list[str] = []
         for entry in journal.entries.values():
             (finished if entry.has_ended else running if entry.is_running else waiting).append(entry.id)
         finished = [*reversed(finished), *(report.id for report in journal.finished)]
