@@ -19,6 +19,7 @@ from jaxserve.server.errors import ErrorAnswer
 __all__ = ["Access", "Keys", "route_path"]
 
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+_LOOKING = "/debug/"
 _CONTROL_PATHS = frozenset(
     {
         "/abort",
@@ -54,7 +55,8 @@ class Keys:
 class Access:
     """Lets in whom the keys allow; without keys, everybody.
 
-    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none.
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none; what
+    only looks (``/debug/``) does not count.
     """
 
     def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int) -> None:
@@ -75,10 +77,11 @@ class Access:
             return
         client = self._clients.find(digest)
         # A route's pattern also matches a path with a newline behind it.
-        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS)
+        looks = path.startswith(_LOOKING)
+        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS, counts=not looks)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
-        elif client is None:
+        elif client is None or looks:
             await self._app(scope, receive, send)
         else:
             self._under_way[client] += 1
@@ -87,7 +90,7 @@ class Access:
             finally:
                 self._under_way[client] -= 1
 
-    def _refusal(self, client: int | None, *, controls: bool) -> ErrorAnswer | None:
+    def _refusal(self, client: int | None, *, controls: bool, counts: bool) -> ErrorAnswer | None:
         needed = bool(self._clients) or (controls and bool(self._operators))
         if client is None and needed:
             return ErrorAnswer(
@@ -98,7 +101,7 @@ class Access:
             )
         if controls and self._operators:
             return ErrorAnswer(403, "PermissionDeniedError", "this needs a key of an operator (--admin-api-key).")
-        if client is not None and 0 < self._max_concurrency <= self._under_way[client]:
+        if counts and client is not None and 0 < self._max_concurrency <= self._under_way[client]:
             message = f"this key has {self._under_way[client]} requests under way; the limit is {self._max_concurrency}"
             message += " (--max-concurrency-per-key)."
             return ErrorAnswer(429, "RateLimitError", message, headers={"Retry-After": "1"})
