@@ -124,7 +124,7 @@ class AsyncLLM:
         """
         self.check_health()
         if request_id in self._streams:
-            raise ValueError(f"request id {request_id!r} is in use")
+            raise RequestError(f"request_id {request_id!r} is that of a request which is being answered.", "request_id")
         self._check_queue()
         self._loop = self._loop or asyncio.get_running_loop()
         entry = self._streams[request_id] = _Stream(params.n)
