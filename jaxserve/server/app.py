@@ -50,14 +50,14 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint, served.names[0])
     if tracer is not None:
         metrics.on_end = tracer.note
-    described = [
+    described = [  # the first ones are found soonest
+        *chat.routes(engine, served, metrics, intake),
+        *completions.routes(engine, served, metrics, intake),
         *operations.routes(engine, metrics),
         *control.routes(engine),
         *models.routes(served),
         *adapters.routes(engine, served),
         *tokens.routes(served, intake),
-        *completions.routes(engine, served, metrics, intake),
-        *chat.routes(engine, served, metrics, intake),
         *responses.routes(engine, served, metrics, intake),
         *anthropic.routes(engine, served, metrics, intake),
         *embeddings.routes(engine, served, metrics, intake),

@@ -26,7 +26,7 @@ from jaxserve.server.logprobs import (
     prompt_logprobs,
 )
 from jaxserve.server.models import ServedModels
-from jaxserve.server.prompts import completion_prompts
+from jaxserve.server.prompts import prompts_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import CompletionRequest
 from jaxserve.server.sse import EventStream
@@ -42,7 +42,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body), **_of_prompt(body))
-        prompts = await run_in_threadpool(completion_prompts, engine.tokenizer, body, engine.max_model_len)
+        prompts = await prompts_of(engine.tokenizer, body, engine.max_model_len)
         adapter = models.adapter(model)
         job = Job(body.new_id("cmpl"), model, prompts, params, body, structure.field, adapter)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,19 @@ def test_clients_that_left_are_counted(serve: Serve) -> None:
     with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as response:
         next(response.iter_lines())
     wait_until(lambda: (gone(url, "waiting"), gone(url, "streaming")) == (1, 1))
+
+
+def test_bodies_that_never_come(serve: Serve) -> None:
+    url = serve(FakeEngine())
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
+        half.sendall(head.encode() + b'{"prompt": ')
+    wait_until(lambda: gone(url, "waiting") == 1)
+    with httpx.Client(base_url=url, headers={"content-type": "application/json"}) as client:
+        for _ in range(2):
+            assert client.post("/v1/completions").status_code == 400
+            assert client.post("/pause").status_code == client.post("/resume", content=b"{}").status_code == 200
+    assert gone(url, "waiting") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
