@@ -21,7 +21,8 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.gate import Gate
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
-from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, QueueFullError, RequestError
+from jaxserve.engine.waiting import WaitingLimits
+from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
@@ -35,29 +36,15 @@ _log = get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request whose generator is open: its number of completions, and what is to be yielded.
+    """A request whose generator is open: its number of completions and of prompt tokens, and what is to be yielded.
 
     It has ``ended`` when its last output is in the queue, though its client may never take it out.
     """
 
-    n: int
+    size: tuple[int, int]
     aborted: bool = False
     ended: bool = False
     queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
-
-
-class _Pace:
-    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
-
-    def __init__(self) -> None:
-        self.seconds_per_end = 1.0
-        self._newest = time.monotonic()
-
-    def note(self) -> None:
-        """A request has ended."""
-        now = time.monotonic()
-        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
-        self._newest = now
 
 
 class AsyncLLM:
@@ -81,7 +68,7 @@ class AsyncLLM:
         self._output = OutputProcessor(started.tokenizer)
         self._streams: dict[str, _Stream] = {}
         self._gate = Gate()
-        self._pace = _Pace()
+        self._limits = WaitingLimits(started.config.scheduler, started.engine.runner.shape.max_rows)
         self._num_preparing = 0
         self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
@@ -125,9 +112,9 @@ class AsyncLLM:
         self.check_health()
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is that of a request which is being answered.", "request_id")
-        self._check_queue()
+        self._limits.check(self._engine.stats().num_waiting, [entry.size for entry in self._streams.values()])
         self._loop = self._loop or asyncio.get_running_loop()
-        entry = self._streams[request_id] = _Stream(params.n)
+        entry = self._streams[request_id] = _Stream((params.n, 0))
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         lease = ExitStack()
@@ -141,6 +128,7 @@ class AsyncLLM:
                     self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key, pooling=pooling
                 )
                 requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
+            entry.size = params.n, len(requests[0].prompt)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -151,8 +139,6 @@ class AsyncLLM:
                 output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
-                if output.finished:
-                    self._pace.note()
                 yield output
                 if output.finished:
                     return
@@ -279,17 +265,6 @@ class AsyncLLM:
         finally:
             self._grammar_seconds.add(time.monotonic() - began)
 
-    def _check_queue(self) -> None:
-        # Requests on their way to the engine count too: many may come while it computes one step.
-        limit = self.config.scheduler.max_num_queued_reqs
-        opened = sum(entry.n for entry in self._streams.values())
-        waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
-        if limit and waiting >= limit:
-            raise QueueFullError(
-                f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).",
-                retry_after=self._pace.seconds_per_end,
-            )
-
     def _deliver(self, events: list[TokenEvent]) -> None:
         try:
             outputs, ended = self._output.process(events)
@@ -302,7 +277,9 @@ class AsyncLLM:
         for output in outputs:
             if (entry := self._streams.get(output.request_id)) is not None:
                 entry.queue.put_nowait(output)
-                entry.ended = output.finished
+                if output.finished:
+                    entry.ended = True
+                    self._limits.note_end()
 
     def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         for engine_id in engine_ids:

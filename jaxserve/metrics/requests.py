@@ -106,7 +106,8 @@ class Metrics:
         cached_by = self._counter("prompt_tokens_cached_by_source", "The same, by where it lay.", "source")
         self.cached_on_device = cached_by.labels(source="device")
         refused = self._counter("admission_rejections", "Requests refused for want of a place.", "reason")
-        self.refused = refused.labels(reason="max_num_queued_reqs")
+        limits = ("max_num_queued_reqs", "max_num_queued_tokens")
+        self.refused = {limit: refused.labels(reason=limit) for limit in limits}
 
     def track(self, params: SamplingParams) -> RequestTracker:
         """Context that follows one request."""
@@ -167,7 +168,7 @@ class RequestTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, QueueFullError):
-            self._metrics.refused.inc()
+            self._metrics.refused[error.limit].inc()
         if error is None or isinstance(error, RequestError | QueueFullError):
             return
         left = isinstance(error, asyncio.CancelledError | GeneratorExit)
