@@ -112,7 +112,7 @@ async def test_work_in_the_background_is_under_way_until_it_ends() -> None:
 
         first = (await ask(background=True)).json()
         for more in ({}, {"background": True}):
-            assert "1 requests under way" in error_of(await ask(**more), 429)["message"]
+            assert "1 requests under way" in error_of(await ask("a", **more), 429)["message"]
         assert (await ask("b", max_output_tokens=1)).status_code == 200
         # It can be watched and ended all the same.
         path = f"/v1/responses/{first['id']}"

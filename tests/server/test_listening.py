@@ -112,7 +112,7 @@ def test_every_answer_is_logged_once(start: Start) -> None:
             ("POST", "/v1/completions", {"json": {"prompt": "x", "max_tokens": 5, "stream": True}}),
             ("GET", "/nowhere%0Aelse", {}),
         ):
-            client.request(method, path, **extra)  # type: ignore[arg-type]
+            client.request(method, path, **extra)
             # A client has all of a stream before its line is written: the next request could overtake that.
             while "access: " not in (line := process.stderr.readline()):
                 assert line, "the server has ended"

@@ -79,7 +79,7 @@ def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> N
 
     class Late:
         def shutdown(self) -> None:
-            server.server_state.connections.discard(self)  # type: ignore[arg-type]
+            server.server_state.connections.discard(self)
 
     async def stop(sock: socket.socket) -> None:
         await server.startup([sock])

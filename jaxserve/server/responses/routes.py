@@ -50,8 +50,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
         chat = await intake.make(_array(conversation), partial(_chat, body), partial(_large_chat, body))
         job = (f"resp_{uuid.uuid4().hex}", (model, models.adapter(model)))
         work = _Work(await Exchange.open(engine, metrics, turns, chat, job, CHAT_NAMES), body)
-        followed = bool(body.background and body.stream)
-        kept = Kept(work.writer.response, conversation, streams=followed)
+        kept = Kept(work.writer.response, conversation, streams=bool(body.background and body.stream))
         if body.background:
             run = _start(work, kept, store, held(request.scope))
             if body.stream:
