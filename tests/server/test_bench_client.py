@@ -45,6 +45,7 @@ class Measured:
     text: str = ""
     times: list[float] = field(default_factory=list)
     output_tokens: int = 0
+    num_blank: int = 0
     prompt_len: int = 0
 
 
@@ -85,6 +86,7 @@ async def measure(client: httpx.AsyncClient, backend: str, model: str, name: str
         assert response.headers["x-request-id"] == name
         assert "x-jaxserve-ignored" not in response.headers
         async for piece in response.aiter_raw():
+            measured.num_blank += not piece.strip()
             for message in messages.push(piece):
                 if message.startswith(":") or (data := message.removeprefix("data: ")) == "[DONE]":
                     continue
@@ -102,7 +104,9 @@ async def measure(client: httpx.AsyncClient, backend: str, model: str, name: str
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_load_of_many_streams(serve: Callable[..., str], backend: str) -> None:
     engine = FakeEngine(seconds_per_token=0.005, max_running=8)
-    async with httpx.AsyncClient(base_url=serve(engine, strict_params=True), timeout=30) as client:
+    async with httpx.AsyncClient(
+        base_url=serve(engine, strict_params=True, sse_keep_alive_interval=0.02), timeout=30
+    ) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         found = await asyncio.gather(*(measure(client, backend, model, f"bench-{i}") for i in range(24)))
         metrics = (await client.get("/metrics")).text
@@ -113,6 +117,7 @@ async def test_a_load_of_many_streams(serve: Callable[..., str], backend: str) -
         assert len(measured.times) == chunks
         assert measured.prompt_len == len(engine.submitted[0]["ids"])
         assert measured.times == sorted(measured.times)
+    assert sum(measured.num_blank for measured in found) > 0  # of those that had to wait
     # They come as they are generated.
     assert statistics.median(measured.times[-1] - measured.times[0] for measured in found) > 0.01
     assert all(one["params"].ignore_eos for one in engine.submitted)

@@ -136,11 +136,13 @@ def test_normal_ends_make_no_abort(serve: Serve) -> None:
 def test_waiting_stream_is_kept_alive(serve: Serve) -> None:
     url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.1)
     body = {"prompt": "x", "max_tokens": 2, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line]
-    assert [line[:12] for line in lines] == [*[": keep-alive"] * 2, 'data: {"id":'] * 2 + ["data: [DONE]"]
+    event, blank = ['data: {"id":', ""], [""]  # the line that ends an event, and those between events
+    end = ["data: [DONE]", "", ""]
+    text = httpx.post(f"{url}/v1/completions", json=body).text
+    assert [line[:12] for line in text.split("\n")] == [*(2 * blank + event) * 2, *end]
     url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.0)
-    assert "keep-alive" not in httpx.post(f"{url}/v1/completions", json=body).text
+    text = httpx.post(f"{url}/v1/completions", json=body).text
+    assert [line[:12] for line in text.split("\n")] == [*event * 2, *end]
 
 
 def test_a_stream_that_fails_before_its_first_event_has_a_status(serve: Serve) -> None:
