@@ -131,10 +131,10 @@ class AbortOnDisconnect:
 
 
 def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in scope["headers"]
-    )
+    """Whether there may be a body: HTTP/1 always tells (RFC 9112, 6.3), later versions need not."""
+    headers = dict(scope["headers"])
+    told = b"transfer-encoding" in headers or not scope["http_version"].startswith("1")
+    return headers.get(b"content-length", b"1" if told else b"0") != b"0"
 
 
 class AnswerErrors:
