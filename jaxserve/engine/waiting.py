@@ -15,18 +15,22 @@ __all__ = ["WaitingLimits"]
 
 
 class WaitingLimits:
-    """The limits of one engine, of which ``max_rows`` requests run at once."""
+    """The limits of one engine, of which ``max_rows`` requests run at once.
+
+    Attributes:
+        seconds_per_end: what passes between the ends of requests lately; a place in the queue is free at each.
+    """
 
     def __init__(self, config: SchedulerConfig, max_rows: int) -> None:
         self._config = config
         self._max_rows = max_rows
-        self._seconds_per_end = 1.0  # lately; a place in the queue is free at each
+        self.seconds_per_end = 1.0
         self._newest = time.monotonic()
 
     def note_end(self) -> None:
         """A request has ended."""
         now = time.monotonic()
-        self._seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self._seconds_per_end)
+        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
         self._newest = now
 
     def check(self, num_queued: int, opened: Sequence[tuple[int, int]]) -> None:
@@ -49,7 +53,7 @@ class WaitingLimits:
     def _refuse(self, what: str, name: str, limit: int) -> None:
         flag = name.replace("_", "-")
         raise QueueFullError(
-            f"{what} waiting; the limit is {limit} (--{flag}).", retry_after=self._seconds_per_end, limit=name
+            f"{what} waiting; the limit is {limit} (--{flag}).", retry_after=self.seconds_per_end, limit=name
         )
 
 

@@ -134,7 +134,7 @@ def _has_body(scope: Scope) -> bool:
     """Whether there may be a body: HTTP/1 always tells (RFC 9112, 6.3), later versions need not."""
     headers = dict(scope["headers"])
     told = b"transfer-encoding" in headers or not scope["http_version"].startswith("1")
-    return headers.get(b"content-length", b"1" if told else b"0") != b"0"
+    return bool(headers.get(b"content-length", b"1" if told else b"0") != b"0")
 
 
 class AnswerErrors:
