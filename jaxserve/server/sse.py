@@ -106,7 +106,7 @@ class _Line:
             self._written_at = asyncio.get_running_loop().time()
 
     async def keep_alive(self, silence: float) -> None:
-        """Write an empty line whenever nothing was written for so many seconds.
+        """Write empty lines whenever nothing was written for so many seconds.
 
         To all parsers of events that is nothing. A comment would do for most, but vLLM's benchmark strips each piece of
         the network, and takes what follows for the rest of the comment.
@@ -115,4 +115,4 @@ class _Line:
         while True:
             await asyncio.sleep(max(0.0, self._written_at + silence - clock()))
             if clock() >= self._written_at + silence:
-                await self.write(b"\n")
+                await self.write(b"\n\n")  # two, as it splits where events end

@@ -58,7 +58,7 @@ class Messages:
     def push(self, piece: bytes) -> Iterator[str]:
         self._rest += piece.strip().decode()
         *whole, self._rest = self._rest.split("\n\n")
-        yield from whole
+        yield from filter(None, map(str.strip, whole))
         data = self._rest.removeprefix("data: ")
         if data == self._rest:
             return

@@ -136,7 +136,7 @@ def test_normal_ends_make_no_abort(serve: Serve) -> None:
 def test_waiting_stream_is_kept_alive(serve: Serve) -> None:
     url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.1)
     body = {"prompt": "x", "max_tokens": 2, "stream": True}
-    event, blank = ['data: {"id":', ""], [""]  # the line that ends an event, and those between events
+    event, blank = ['data: {"id":', ""], ["", ""]  # the line that ends an event, and those between events
     end = ["data: [DONE]", "", ""]
     text = httpx.post(f"{url}/v1/completions", json=body).text
     assert [line[:12] for line in text.split("\n")] == [*(2 * blank + event) * 2, *end]
