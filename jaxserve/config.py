@@ -109,6 +109,7 @@ class SchedulerConfig:
     )
     scheduling_policy: str = _flag("fcfs", "Order in which requests are served.", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = _flag(0, "Most waiting requests before new ones get 503; 0 is no limit.", human=True)
+    max_num_queued_tokens: int = _flag(0, "Most prompt tokens that may wait before that; 0 is no limit.", human=True)
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class EngineConfig:
         _integer(self.cache, "num_gpu_blocks_override", 2, 2**31 - 1)
         _integer(self.scheduler, "max_num_batched_tokens", 1, 2**20)
         _integer(self.scheduler, "max_num_seqs", 1, 2**16)
-        for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
+        for name in ("long_prefill_token_threshold", "max_num_queued_reqs", "max_num_queued_tokens"):
             _integer(self.scheduler, name, 0)
         _integer(self.lora, "max_lora_rank", 1, 512)
         _integer(self.lora, "max_loras", 1, 1024)

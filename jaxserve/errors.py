@@ -117,11 +117,15 @@ class PromptTooLongError(RequestError):
 
 
 class QueueFullError(JaxserveError):
-    """The server takes no more work now; ``retry_after`` is in how many seconds a place may be free."""
+    """The server takes no more work now; ``retry_after`` is in how many seconds a place may be free.
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+    ``limit`` is the setting that says so.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0, limit: str = "max_num_queued_reqs") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.limit = limit
 
 
 class EngineDeadError(JaxserveError):

@@ -52,7 +52,7 @@ class HttpConfig:
     request_timeout: float | None = flag(None, "Seconds after which a request that is not finished gets 504.")
     ttft_timeout: float | None = flag(None, "Seconds after which a request without a first token gets 503.")
     sse_keep_alive_interval: float = flag(
-        15.0, "Seconds without an event after which a stream gets a comment, so that proxies keep it; 0 sends none."
+        15.0, "Seconds without an event after which a stream gets an empty line, so that proxies keep it; 0 sends none."
     )
     shutdown_timeout: float = flag(30.0, "Seconds that running requests may still take after SIGTERM.")
     metrics_compat: str = flag(

@@ -22,6 +22,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 128
 _MAX_BIAS = 100
+_LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 _SEED_RANGE = (-(2**63), 2**64 - 1)
 _MAX_GRAMMAR = 2**18
 _MAX_CHOICES = 2**14
@@ -134,12 +135,15 @@ class SamplingParams:
         ignore_eos: do not end at the model's end-of-sequence tokens.
         min_tokens, max_tokens: bounds on the output's length in tokens; None leaves it to the context length. With
             ``prompt_logprobs``, ``max_tokens`` may be 0.
-        logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest (of the raw logits).
+        logprobs: None is off; 0 gives the chosen token's log probability; k adds the k likeliest.
+        logprobs_mode: ``processed_logprobs`` are those of the distribution that tokens were sampled from: behind
+            penalties, bias and what is forbidden, temperature and filters. Those of prompts are always raw.
         prompt_logprobs: as ``logprobs``, of the prompt's tokens; all of it is computed then, cached or not.
         logit_bias: token id -> value added to its logit, from -100 to 100.
         allowed_token_ids: only these may be sampled.
         bad_words: strings that must not appear.
         skip_special_tokens, include_stop_str_in_output: how the output's text is made.
+        detokenize: whether there is a text at all; without one, no string can be looked for in it (``stop``).
         structured_outputs: what the output must look like; it ends where the structure does. ``ignore_eos`` then means
             that it goes on for as long as the structure allows.
     """
@@ -159,12 +163,14 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = 16
     logprobs: int | None = None
+    logprobs_mode: str = "raw_logprobs"
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -209,11 +215,19 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", "min_tokens"
             )
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, got {getattr(self, name)!r}.", name)
 
+        if self.logprobs_mode not in _LOGPROBS_MODES:
+            raise RequestError(
+                f"logprobs_mode must be one of {', '.join(_LOGPROBS_MODES)}, got {_shown(self.logprobs_mode)}.",
+                "logprobs_mode",
+            )
+
     def _check_lists(self) -> None:
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs a text to look into, and detokenize is false.", "stop")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop holds {len(self.stop)} strings; the limit is {MAX_STOP_STRINGS}.", "stop")
         for name in ("stop", "bad_words"):

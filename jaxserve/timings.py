@@ -1,4 +1,4 @@
-"""How long things took, as a histogram that is cheap to add to and whose upper edges are Prometheus buckets."""
+"""How long things took, or how many they were: a histogram that is cheap to add to, with Prometheus buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ADAPTER_EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 class Timings:
-    """Counts of durations up to each of ``edges`` (seconds, ascending), and their sum. Added to by one thread."""
+    """Counts of durations (or numbers) up to each of ``edges`` (ascending), and their sum. Added to by one thread."""
 
     def __init__(self, edges: tuple[float, ...]) -> None:
         self.edges = edges

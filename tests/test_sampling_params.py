@@ -31,6 +31,9 @@ from jaxserve.sampling_params import SamplingParams
         ("n", 10**5000),
         ("temperature", 10**5000),
         ("max_tokens", "9" * 10**6),
+        ("logprobs_mode", "raw_logits"),
+        ("logprobs_mode", ["x" * 1000]),
+        ("detokenize", 0),
     ],
     ids=itertools.count(),
 )
@@ -39,6 +42,12 @@ def test_wrong_types_are_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     assert caught.value.param == name
     assert len(str(caught.value)) < 200
+
+
+def test_stop_strings_need_a_text() -> None:
+    with pytest.raises(RequestError, match="stop needs a text") as caught:
+        SamplingParams(stop="a", detokenize=False)
+    assert caught.value.param == "stop"
 
 
 def test_lists_may_be_of_any_kind() -> None:

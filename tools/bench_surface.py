@@ -30,6 +30,7 @@ import uvloop
 
 from jaxserve.bench.machine import CpuMeter, circumstances, foreign_text
 from jaxserve.config import EngineConfig, ServerConfig
+from jaxserve.engine.adapters import NoAdapters
 from jaxserve.engine.input import InputProcessor
 from jaxserve.engine.tokenizers import open_tokenizer
 from jaxserve.outputs import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
@@ -48,6 +49,7 @@ class InstantEngine:
     model_name = MODEL
     max_model_len = CONTEXT
     config = EngineConfig()
+    adapters = NoAdapters()
 
     def __init__(self) -> None:
         self.tokenizer = open_tokenizer(MODEL)
@@ -232,6 +234,14 @@ async def time_loop(client: Client, other: Client) -> dict[str, float]:
             {"prompt": list(range(1000, 26_000)) * 100, "max_tokens": 1},
         ),
         "16 MB of brackets": ("/v1/completions", b"[" * (16 * 2**20)),
+        "messages, 100,000": ("/v1/messages", {"messages": messages, "max_tokens": 4}),
+        "their count": ("/v1/messages/count_tokens", {"messages": messages}),
+        "a response to 100,000 items": ("/v1/responses", {"input": messages}),
+        "an embedding of 2,500,000 token ids": ("/v1/embeddings", {"input": list(range(1000, 26_000)) * 100}),
+        "13 MB of texts to score": ("/v1/score", {"text_1": "x", "text_2": [long_text * 2] * 200}),
+        "13 MB of documents to rank": ("/v1/rerank", {"query": "x", "documents": [long_text * 2] * 200}),
+        "4 MB to tokenize": ("/tokenize", {"prompt": long_text * 125}),
+        "2,500,000 ids to detokenize": ("/detokenize", {"tokens": list(range(1000, 26_000)) * 100}),
     }
     await client.ask("/v1/completions", {"prompt": [1] * 20_000})  # starts the other process
     found = {}

@@ -22,8 +22,9 @@ from jaxserve.engine.gate import Gate
 from jaxserve.engine.live import LiveEngine
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
-from jaxserve.engine.streams import Pace, Stream, answer_of
-from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, QueueFullError, RequestError
+from jaxserve.engine.streams import Stream, answer_of
+from jaxserve.engine.waiting import WaitingLimits
+from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
 from jaxserve.request import FinishReason
@@ -62,7 +63,7 @@ class AsyncLLM:
         self.live = LiveEngine(started, self._output, self._ask)
         self._streams: dict[str, Stream] = {}
         self._gate = Gate()
-        self._pace = Pace()
+        self._limits = WaitingLimits(started.config.scheduler, started.engine.runner.shape.max_rows)
         self._num_preparing = 0
         self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
@@ -105,10 +106,10 @@ class AsyncLLM:
         """
         self.check_health()
         if request_id in self._streams:
-            raise ValueError(f"request id {request_id!r} is in use")
-        self._check_queue()
+            raise RequestError(f"request_id {request_id!r} is that of a request which is being answered.", "request_id")
+        self._limits.check(self._engine.stats().num_waiting, [entry.size for entry in self._streams.values()])
         self._loop = self._loop or asyncio.get_running_loop()
-        entry = self._streams[request_id] = Stream(params.n, self.live.journal.open(request_id, adapter))
+        entry = self._streams[request_id] = Stream((params.n, 0), self.live.journal.open(request_id, adapter))
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         lease = ExitStack()
@@ -122,6 +123,7 @@ class AsyncLLM:
                     self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key, pooling=pooling
                 )
                 requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
+            entry.size = params.n, len(requests[0].prompt)
             entry.entry.queue(requests)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
@@ -133,8 +135,6 @@ class AsyncLLM:
                 output = await entry.queue.get()
                 if isinstance(output, EngineDeadError):
                     raise output
-                if output.finished:
-                    self._pace.note()
                 yield output
                 if output.finished:
                     return
@@ -251,17 +251,6 @@ class AsyncLLM:
         finally:
             self._grammar_seconds.add(time.monotonic() - began)
 
-    def _check_queue(self) -> None:
-        # Requests on their way to the engine count too: many may come while it computes one step.
-        limit = self.config.scheduler.max_num_queued_reqs
-        opened = sum(entry.n for entry in self._streams.values())
-        waiting = max(self._engine.stats().num_waiting, opened - self._engine.runner.shape.max_rows)
-        if limit and waiting >= limit:
-            raise QueueFullError(
-                f"{waiting} requests are waiting; the limit is {limit} (--max-num-queued-reqs).",
-                retry_after=self._pace.seconds_per_end,
-            )
-
     def _forget(self, request_id: str) -> None:
         entry = self._streams.pop(request_id).entry
         self.live.journal.close(entry, FinishReason.ABORT if self._dead is None else FinishReason.ERROR)
@@ -279,6 +268,8 @@ class AsyncLLM:
         for output in outputs:
             if (entry := self._streams.get(output.request_id)) is not None:
                 entry.put(output)
+                if output.finished:
+                    self._limits.note_end()
 
     def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         for engine_id in engine_ids:

@@ -74,7 +74,7 @@ class InputProcessor:
         bad_word_ids = self._bad_word_ids(params.bad_words)
         room = self._max_model_len if params.max_tokens is None else len(ids) + max(1, params.max_tokens)
         seed = self._request_seed(params.seed)
-        single = replace(params, n=1)
+        single = params if params.n == 1 else replace(params, n=1)  # which checks all anew
         requests: list[Request] = []
         for i in range(params.n):
             requests.append(

@@ -233,7 +233,7 @@ class _Completion:
             ends = event.finish is FinishReason.STOP and i == len(event.token_ids) - 1
             if ends and not self.request.params.include_stop_str_in_output:
                 break  # the token that ends the output is no part of its text
-            if self._match(self._detokenizer.push((token,))):
+            if self.request.params.detokenize and self._match(self._detokenizer.push((token,))):
                 return
         if event.finish is not None and not self._match(self._detokenizer.flush()):
             self._texts.append(self._matcher.flush())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from jaxserve.errors import EngineDeadError
 from jaxserve.live import Entry
 from jaxserve.outputs import RequestOutput
 
-__all__ = ["Pace", "Stream", "answer_of"]
+__all__ = ["Stream", "answer_of"]
 
 _LOOK_SECONDS = 0.2
 
@@ -22,12 +21,13 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A request whose generator is open: its number of completions, what is known of it, and what is to be yielded.
+    """A request whose generator is open: its number of completions and of prompt tokens, what is known of it, and what
+    is to be yielded.
 
     It has ``ended`` when its last output is in the queue, though its client may never take it out.
     """
 
-    n: int
+    size: tuple[int, int]
     entry: Entry
     aborted: bool = False
     ended: bool = False
@@ -38,20 +38,6 @@ class Stream:
         self.queue.put_nowait(output)
         self.ended = output.finished
         self.entry.note(output)
-
-
-class Pace:
-    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
-
-    def __init__(self) -> None:
-        self.seconds_per_end = 1.0
-        self._newest = time.monotonic()
-
-    def note(self) -> None:
-        """A request has ended."""
-        now = time.monotonic()
-        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
-        self._newest = now
 
 
 async def answer_of(

@@ -16,7 +16,7 @@ from jaxserve.metrics.names import STEP_TOKEN_EDGES
 from jaxserve.outputs import AdapterStats, EngineStats
 from jaxserve.timings import Timings
 
-__all__ = ["EngineCollector"]
+__all__ = ["EngineCollector", "timings_family"]
 
 _STATM = Path("/proc/self/statm")
 
@@ -34,8 +34,8 @@ class EngineCollector(Collector):
         yield from self._counters(stats)
         yield self._info(stats)
         yield _step_sizes(stats.step_sizes)
-        yield _timings("step_duration_seconds", "Time of steps by kind.", "kind", stats.step_seconds)
-        yield _timings(
+        yield timings_family("step_duration_seconds", "Time of steps by kind.", "kind", stats.step_seconds)
+        yield timings_family(
             "grammar_compile_seconds", "Time that requests waited for a grammar.", None, {"": stats.grammar_seconds}
         )
         if stats.adapters is not None:
@@ -113,7 +113,7 @@ def _adapters(adapters: AdapterStats) -> Iterable[Metric]:
     yield info
     evictions = {"": adapters.evictions_total}
     yield _family(CounterMetricFamily, "lora_slot_evictions", "Adapters that gave up their slot.", None, evictions)
-    yield _timings("lora_load_seconds", "Request for a slot to adapter in it.", None, {"": adapters.load_seconds})
+    yield timings_family("lora_load_seconds", "Request for a slot to adapter in it.", None, {"": adapters.load_seconds})
 
 
 def _family(
@@ -138,7 +138,8 @@ def _step_sizes(sizes: Mapping[int, int]) -> Metric:
     return family
 
 
-def _timings(name: str, help: str, label: str | None, found: Mapping[str, Timings]) -> Metric:
+def timings_family(name: str, help: str, label: str | None, found: Mapping[str, Timings]) -> Metric:
+    """A histogram, or one for each value of ``label``."""
     family = HistogramMetricFamily(name, help, labels=_labels(label))
     for value, timings in found.items():
         family.add_metric(() if label is None else (value,), timings.cumulative(), timings.total)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from jaxserve.config import CacheConfig
 from jaxserve.errors import QueueFullError, RequestError
-from jaxserve.metrics.engine import EngineCollector
+from jaxserve.metrics.engine import EngineCollector, timings_family
 from jaxserve.metrics.names import (
     GAP_EDGES,
     LATENCY_EDGES,
@@ -31,6 +31,7 @@ from jaxserve.metrics.names import (
 from jaxserve.outputs import CompletionOutput, EngineStats, RequestOutput
 from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.timings import Timings
 
 __all__ = ["Metrics", "RequestTracker"]
 
@@ -106,7 +107,8 @@ class Metrics:
         cached_by = self._counter("prompt_tokens_cached_by_source", "The same, by where it lay.", "source")
         self.cached_on_device = cached_by.labels(source="device")
         refused = self._counter("admission_rejections", "Requests refused for want of a place.", "reason")
-        self.refused = refused.labels(reason="max_num_queued_reqs")
+        limits = ("max_num_queued_reqs", "max_num_queued_tokens")
+        self.refused = {limit: refused.labels(reason=limit) for limit in limits}
 
     def track(self, params: SamplingParams) -> RequestTracker:
         """Context that follows one request."""
@@ -120,11 +122,25 @@ class Metrics:
         """The text of one scrape."""
         return generate_latest(_Shown(self.registry, self._labels, vllm=self._compat == "vllm"))
 
-    def _histogram(self, name: str, help: str, edges: Sequence[float]) -> Histogram:
-        return Histogram(name, help, buckets=edges, registry=self.registry)
+    def _histogram(self, name: str, help: str, edges: Sequence[float]) -> Timings:
+        counts = Timings(tuple(map(float, edges)))
+        self.registry.register(_Histogram(name, help, counts))
+        return counts
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)
+
+
+class _Histogram(Collector):
+    """A histogram that one thread adds to: a request adds to a dozen, and each token to one."""
+
+    def __init__(self, name: str, help: str, counts: Timings) -> None:
+        self._name = name
+        self._help = help
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        yield timings_family(self._name, self._help, None, {"": self._counts})
 
 
 class _Shown(Collector):
@@ -167,7 +183,7 @@ class RequestTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, QueueFullError):
-            self._metrics.refused.inc()
+            self._metrics.refused[error.limit].inc()
         if error is None or isinstance(error, RequestError | QueueFullError):
             return
         left = isinstance(error, asyncio.CancelledError | GeneratorExit)
@@ -186,32 +202,32 @@ class RequestTracker:
     def _begin(self, output: RequestOutput) -> None:
         metrics, times = self._metrics, output.metrics
         num_tokens, num_cached = len(output.prompt_token_ids), output.num_cached_tokens
-        metrics.ttft.observe(times.first_token_at - times.arrived_at)
-        metrics.queue_time.observe(max(0.0, times.scheduled_at - times.arrived_at))
-        metrics.prefill_time.observe(max(0.0, times.first_token_at - times.scheduled_at))
-        metrics.prompt_tokens.observe(num_tokens)
-        metrics.computed_tokens.observe(num_tokens - num_cached)
+        metrics.ttft.add(times.first_token_at - times.arrived_at)
+        metrics.queue_time.add(max(0.0, times.scheduled_at - times.arrived_at))
+        metrics.prefill_time.add(max(0.0, times.first_token_at - times.scheduled_at))
+        metrics.prompt_tokens.add(num_tokens)
+        metrics.computed_tokens.add(num_tokens - num_cached)
         metrics.computed.inc(num_tokens - num_cached)
         for reused in (metrics.reused, metrics.cached, metrics.cached_on_device):
             reused.inc(num_cached)
-        metrics.asked_n.observe(self._params.n)
+        metrics.asked_n.add(self._params.n)
         if self._params.max_tokens is not None:
-            metrics.asked_tokens.observe(self._params.max_tokens)
+            metrics.asked_tokens.add(self._params.max_tokens)
 
     def _end(self, output: RequestOutput, now: float) -> None:
         metrics, times = self._metrics, output.metrics
-        metrics.latency.observe(now - times.arrived_at)
+        metrics.latency.add(now - times.arrived_at)
         metrics.on_end(output, sum(self._tokens.values()))
         if not times.first_token_at:
             return
-        metrics.inference_time.observe(max(0.0, now - times.scheduled_at))
-        metrics.decode_time.observe(max(0.0, now - times.first_token_at))
+        metrics.inference_time.add(max(0.0, now - times.scheduled_at))
+        metrics.decode_time.add(max(0.0, now - times.first_token_at))
         most = max(self._tokens.values(), default=0)
-        metrics.most_generated.observe(most)
+        metrics.most_generated.add(most)
         if most > 1:
-            metrics.token_time.observe(max(0.0, now - times.first_token_at) / (most - 1))
+            metrics.token_time.add(max(0.0, now - times.first_token_at) / (most - 1))
         if times.num_preemptions:
-            metrics.preemptions.observe(times.num_preemptions)
+            metrics.preemptions.add(times.num_preemptions)
 
     def _completion(self, completion: CompletionOutput, first_at: float, now: float) -> None:
         index, num_new = completion.index, len(completion.token_ids)
@@ -220,11 +236,11 @@ class RequestTracker:
         if num_gaps > 0:
             gap = max(0.0, now - self._newest_at.get(index, first_at)) / num_gaps
             for _ in range(num_gaps):
-                self._metrics.gap.observe(gap)
+                self._metrics.gap.add(gap)
         if num_new:
             self._tokens[index] = self._tokens.get(index, 0) + num_new
             self._newest_at[index] = now
         if completion.finish_reason is not None:
             self._unfinished -= 1
             self._metrics.finished[FinishReason(completion.finish_reason)].inc()
-            self._metrics.generation_tokens.observe(self._tokens.get(index, 0))
+            self._metrics.generation_tokens.add(self._tokens.get(index, 0))

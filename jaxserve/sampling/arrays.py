@@ -116,6 +116,7 @@ class SamplingInput:
         top_k: int32, V or more for off.
         biased: bool, whether the row's bias counts.
         num_logprobs: int32, how many of the likeliest tokens to report; 0 for the sampled one only, -1 for none.
+        processed: bool, whether log probabilities are those after penalties, temperature and filters.
     """
 
     rows: Any
@@ -131,6 +132,7 @@ class SamplingInput:
     repetition: Any
     biased: Any
     num_logprobs: Any
+    processed: Any
 
     @property
     def penalised(self) -> Any:
@@ -166,6 +168,7 @@ def make_sampling_input(plans: Sequence[RowPlan], size: int, dummy_row: int) -> 
         repetition=floats("repetition_penalty"),
         biased=array((bool(p.logit_bias) for p in params), np.bool_),
         num_logprobs=array((-1 if p.logprobs is None else p.logprobs for p in params), np.int32),
+        processed=array((p.logprobs_mode == "processed_logprobs" for p in params), np.bool_),
     )
 
 

@@ -37,7 +37,8 @@ class Sampled:
 
     Attributes:
         tokens: [P] int32.
-        logprobs: [P] float32, log probability of each in the raw logits (0 where nobody asked).
+        logprobs: [P] float32, log probability of each in the raw logits, or in those that it was sampled from where
+            that was asked for (0 where nobody asked for any).
         ranks: [P] int32, 1 for the likeliest token.
         top_ids, top_logprobs: [P, MAX_LOGPROBS] the likeliest tokens, best first.
     """
@@ -75,19 +76,25 @@ def sample(
     penalised = params.penalised.any()
     greedy = ~(penalised | params.biased.any() | masked | (params.temperature > 0).any())
 
-    def choose(logits: jax.Array) -> jax.Array:
+    def changed(logits: jax.Array) -> jax.Array:
         changed = _when(penalised, lambda x: penalise(x, _counts(state, params, context), params), logits)
         changed = _when(
             params.biased.any(), lambda x: x + jnp.where(params.biased[:, None], state.bias[params.rows], 0.0), changed
         )
-        changed = _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
-        return jax.lax.cond(
-            (params.temperature > 0).any(), lambda x: _noisy_argmax(x, params, positions, revise), _argmax, changed
-        )
+        return _when(masked, lambda x: jnp.where(_unpack(mask, x.shape[1]), x, -jnp.inf), changed)
+
+    def choose(logits: jax.Array) -> jax.Array:
+        warm = (params.temperature > 0).any()
+        return jax.lax.cond(warm, lambda x: _noisy_argmax(x, params, positions, revise), _argmax, changed(logits))
+
+    def processed(logits: jax.Array) -> jax.Array:
+        legal = changed(logits)
+        sampled_from = jnp.where(params.temperature[:, None] > 0, _likely(legal, params), legal)
+        return jnp.where(params.processed[:, None], sampled_from, logits)
 
     # Around all the others: a condition that changes nothing still copies the logits.
     tokens = jax.lax.cond(greedy, _argmax, choose, logits)
-    return _with_logprobs(logits, tokens, params)
+    return _with_logprobs(logits, tokens, params, processed)
 
 
 def _counts(state: RowState, params: SamplingInput, context: jax.Array) -> jax.Array:
@@ -181,11 +188,16 @@ def _scaled(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 
 
 def _noisy_argmax(logits: jax.Array, params: SamplingInput, positions: jax.Array, revise: Revise | None) -> jax.Array:
-    filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
-    scaled = _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature[:, None]))
+    scaled = _likely(logits, params)
     noisy = scaled + noise(params.seeds, positions, logits.shape[1])
     tokens = jnp.where(params.temperature > 0, _argmax(noisy), _argmax(logits))
     return tokens if revise is None else revise(tokens, scaled)
+
+
+def _likely(logits: jax.Array, params: SamplingInput) -> jax.Array:
+    """Logits [P, V] by temperature, -inf where filters drop them."""
+    filtering = (params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0)
+    return _when(filtering.any(), lambda x: keep_likely(x, params), _scaled(logits, params.temperature[:, None]))
 
 
 def noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
@@ -213,12 +225,14 @@ def _log_softmax(logits: jax.Array) -> jax.Array:
     )
 
 
-def _with_logprobs(logits: jax.Array, tokens: jax.Array, params: SamplingInput) -> Sampled:
-    """Log probabilities in the raw logits [P, V], if some place wants them."""
+def _with_logprobs(
+    logits: jax.Array, tokens: jax.Array, params: SamplingInput, processed: Callable[[jax.Array], jax.Array]
+) -> Sampled:
+    """Log probabilities in the raw logits [P, V], if some place wants them, or in what is ``processed`` of them."""
     num_rows = logits.shape[0]
 
     def measured(logits: jax.Array) -> _Measured:
-        return measure(logits, tokens, jnp.bool_(True))
+        return measure(_when(params.processed.any(), processed, logits), tokens, jnp.bool_(True))
 
     def nothing(logits: jax.Array) -> _Measured:
         return jnp.zeros(num_rows), jnp.zeros(num_rows, jnp.int32), *_no_top(logits)

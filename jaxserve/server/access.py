@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.server.errors import ErrorAnswer
 
-__all__ = ["Access", "Keys", "route_path"]
+__all__ = ["Access", "Keys", "held", "route_path"]
+
+_HOLD = "jaxserve.hold"  # in a request's scope
 
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
-_LOOKING = "/debug/"
 _CONTROL_PATHS = frozenset(
     {
         "/abort",
@@ -55,8 +58,8 @@ class Keys:
 class Access:
     """Lets in whom the keys allow; without keys, everybody.
 
-    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none; what
-    only looks (``/debug/``) does not count.
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none. Requests
+    that ask for no work (a GET, or to end a response that is written in the background) are not counted, nor refused.
     """
 
     def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int) -> None:
@@ -77,20 +80,27 @@ class Access:
             return
         client = self._clients.find(digest)
         # A route's pattern also matches a path with a newline behind it.
-        looks = path.startswith(_LOOKING)
-        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS, counts=not looks)
+        controls = path.rstrip("/\n") in _CONTROL_PATHS
+        works = scope["method"] == "POST" and not path.endswith("/cancel")
+        refusal = self._refusal(client, controls=controls, works=works)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
-        elif client is None or looks:
+        elif client is None or not works:
             await self._app(scope, receive, send)
         else:
-            self._under_way[client] += 1
-            try:
+            scope[_HOLD] = partial(self._counted, client)
+            with self._counted(client):
                 await self._app(scope, receive, send)
-            finally:
-                self._under_way[client] -= 1
 
-    def _refusal(self, client: int | None, *, controls: bool, counts: bool) -> ErrorAnswer | None:
+    @contextmanager
+    def _counted(self, client: int) -> Iterator[None]:
+        self._under_way[client] += 1
+        try:
+            yield
+        finally:
+            self._under_way[client] -= 1
+
+    def _refusal(self, client: int | None, *, controls: bool, works: bool) -> ErrorAnswer | None:
         needed = bool(self._clients) or (controls and bool(self._operators))
         if client is None and needed:
             return ErrorAnswer(
@@ -101,11 +111,17 @@ class Access:
             )
         if controls and self._operators:
             return ErrorAnswer(403, "PermissionDeniedError", "this needs a key of an operator (--admin-api-key).")
-        if counts and client is not None and 0 < self._max_concurrency <= self._under_way[client]:
+        if works and client is not None and 0 < self._max_concurrency <= self._under_way[client]:
             message = f"this key has {self._under_way[client]} requests under way; the limit is {self._max_concurrency}"
             message += " (--max-concurrency-per-key)."
             return ErrorAnswer(429, "RateLimitError", message, headers={"Retry-After": "1"})
         return None
+
+
+def held(scope: Scope) -> AbstractContextManager[None]:
+    """While this is entered, the work of a request counts as under way, though it may have its answer."""
+    hold: AbstractContextManager[None] = scope.get(_HOLD, nullcontext)()
+    return hold
 
 
 def route_path(scope: Scope) -> str:

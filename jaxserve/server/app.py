@@ -27,9 +27,10 @@ from jaxserve.server import (
     tokens,
 )
 from jaxserve.server.access import Access, Keys
+from jaxserve.server.bodies import Rules
 from jaxserve.server.deadlines import with_deadlines
 from jaxserve.server.errors import handle
-from jaxserve.server.intake import Intake, Rules
+from jaxserve.server.intake import Intake
 from jaxserve.server.middleware import AbortOnDisconnect, AnswerErrors, RequestId
 from jaxserve.server.protocol import Engine
 from jaxserve.server.tracing import Tracer, Tracing
@@ -54,21 +55,20 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint, served.names[0])
     if tracer is not None:
         metrics.on_end = tracer.note
-    turns, strict = intake.rules.turns, config.strict_params
-    described = [
+    described = [  # the first ones are found soonest
+        *chat.routes(engine, served, metrics, intake),
+        *completions.routes(engine, served, metrics, intake),
         *operations.routes(engine, metrics),
         *control.routes(engine),
         *live.routes(viewers),
         *debug.routes(engine, names, served.names[0]),
         *models.routes(served),
         *adapters.routes(engine, served),
-        *tokens.routes(engine, served, turns, strict=strict),
-        *completions.routes(engine, served, metrics, intake),
-        *chat.routes(engine, served, metrics, intake),
-        *responses.routes(engine, served, metrics, turns, store_size=config.max_stored_responses, strict=strict),
-        *anthropic.routes(engine, served, metrics, turns, strict=strict),
-        *embeddings.routes(engine, served, metrics, config),
-        *scores.routes(engine, served, metrics, strict=strict),
+        *tokens.routes(served, intake),
+        *responses.routes(engine, served, metrics, intake),
+        *anthropic.routes(engine, served, metrics, intake),
+        *embeddings.routes(engine, served, metrics, intake),
+        *scores.routes(engine, served, metrics, intake),
     ]
     app = Starlette(
         routes=[*described, *openapi.routes(described)],

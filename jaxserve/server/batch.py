@@ -172,6 +172,8 @@ def _item(line: str, number: int) -> _Item:
         dumps(body)
     except ValueError:
         return _Item(custom_id, fault=f"line {number}: body holds NaN or an infinity, which is not valid JSON.")
+    except RecursionError:
+        return _Item(custom_id, fault=f"line {number}: body nests too deeply.")
     return _Item(custom_id, url, body)
 
 

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, RequestOutput
 from jaxserve.request import FinishReason
+from jaxserve.server.bodies import read_chat, read_large_chat
 from jaxserve.server.exchange import put
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.intake import Intake
@@ -31,7 +32,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
     turns = intake.rules.turns
 
     async def create(request: Request) -> Response:
-        body = await intake.chat(request)
+        body = await intake.read(request, read_chat, read_large_chat)
         model = models.resolve(body.model)
         job, reading = await put(engine, turns, body, body.new_id("chatcmpl"), (model, models.adapter(model)))
         answer = (_ChatStream if body.stream else _ChatAnswer)(engine, metrics, job, reading)

@@ -32,7 +32,6 @@ _HARMLESS = frozenset(
 )
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "detokenize": (True,),
     "early_stopping": (False,),
     "guided_decoding_backend": (),
     "kv_transfer_params": (),

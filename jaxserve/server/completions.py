@@ -13,10 +13,12 @@ from starlette.routing import Route
 
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxserve.server.bodies import read_completion, read_large_completion
 from jaxserve.server.generation import Answer, Job
 from jaxserve.server.intake import Intake
 from jaxserve.server.jsonio import respond
 from jaxserve.server.logprobs import (
+    EchoOffsets,
     TextOffsets,
     completion_logprobs,
     echoed_logprobs,
@@ -24,7 +26,7 @@ from jaxserve.server.logprobs import (
     prompt_logprobs,
 )
 from jaxserve.server.models import ServedModels
-from jaxserve.server.prompts import completion_prompts
+from jaxserve.server.prompts import prompts_of
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import CompletionRequest
 from jaxserve.server.sse import EventStream
@@ -36,11 +38,11 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intak
     """Routes of this family."""
 
     async def create(request: Request) -> Response:
-        body = await intake.completion(request)
+        body = await intake.read(request, read_completion, read_large_completion)
         model = models.resolve(body.model)
         structure = body.structure()
         params = body.sampling(structured_outputs=structure.params, **_candidates(body), **_of_prompt(body))
-        prompts = await run_in_threadpool(completion_prompts, engine.tokenizer, body, engine.max_model_len)
+        prompts = await prompts_of(engine.tokenizer, body, engine.max_model_len)
         adapter = models.adapter(model)
         job = Job(body.new_id("cmpl"), model, prompts, params, body, structure.field, adapter)
         echoed = await run_in_threadpool(_echoed, engine, job) if body.echo else [""] * len(body.prompt)
@@ -108,9 +110,10 @@ class _CompletionAnswer(Answer):
                 self._engine.tokenizer,
                 skip_special=self._job.params.skip_special_tokens,
                 as_ids=bool(self.body.return_tokens_as_token_ids),
+                start=len(self._echoed[position]),
             )
             text = self._echoed[position] + text
-        echoed = self._of_echo(position, index, result) if first else None
+        echoed = self._of_echo(position, result) if first else None
         logprobs = joined_logprobs(echoed, completion_logprobs(output, self._offsets[index]))
         if text or logprobs or output.finish_reason or (self.body.return_token_ids and output.token_ids):
             yield {
@@ -127,11 +130,13 @@ class _CompletionAnswer(Answer):
         assert isinstance(self._job.body, CompletionRequest), "made for this endpoint"
         return self._job.body
 
-    def _of_echo(self, position: int, index: int, result: RequestOutput) -> dict[str, Any] | None:
+    def _of_echo(self, position: int, result: RequestOutput) -> dict[str, Any] | None:
         shown = self._of_prompts.get(position)
         if shown is None or self.body.logprobs is None or not self.body.echo:
             return None
-        return echoed_logprobs(result.prompt_token_ids, shown, self._offsets[index], self.body.logprobs)
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        offsets = EchoOffsets(self._engine.tokenizer, self._echoed[position], result.prompt_token_ids, as_ids=as_ids)
+        return echoed_logprobs(result.prompt_token_ids, shown, offsets, self.body.logprobs)
 
     def _extras(self, position: int, output: CompletionOutput, first: RequestOutput | None) -> dict[str, Any]:
         """What only some ask for; ``first`` is the result that a choice begins with."""

@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxserve.config import ServerConfig
 from jaxserve.engine.reading import EMBEDDING, check_dimensions, shaped
 from jaxserve.metrics import Metrics
 from jaxserve.outputs import RequestOutput
+from jaxserve.server.bodies import Rules, check_rest, packed_prompt
 from jaxserve.server.generation import Generation, Job
-from jaxserve.server.jsonio import dumps, read_object
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import dumps, parse_object
 from jaxserve.server.models import ServedModels
 from jaxserve.server.prompts import truncated
 from jaxserve.server.protocol import Engine
@@ -42,15 +43,16 @@ class EmbeddingRequest(Scheduled):
     normalize: bool | None = None
 
 
-def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: ServerConfig) -> list[Route]:
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
     """Routes of this family."""
+    pooling = intake.rules.config.pooling
 
     async def create(request: Request) -> Response:
-        body = EmbeddingRequest.parse(await read_object(request), strict=config.strict_params)
+        body = await intake.read(request, _read, _read_large)
         model = models.resolve(body.model)
         check_dimensions(body.dimensions, engine.hidden_size)
         job_id = body.new_id("embd")
-        prompts = await run_in_threadpool(_prompts, engine, body)
+        prompts = await run_in_threadpool(_prompts, intake.rules, body)
         job = Job(
             job_id,
             model,
@@ -58,7 +60,7 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
             EMBEDDING,
             body,
             adapter=models.adapter(model),
-            pooling=body.pooling or config.pooling,
+            pooling=body.pooling or pooling,
         )
         reading = Generation(engine, metrics, job, prompt_param="input")
         items = [b""] * len(prompts)
@@ -82,11 +84,22 @@ def routes(engine: Engine, models: ServedModels, metrics: Metrics, config: Serve
     return [Route("/v1/embeddings", create, methods=["POST"])]
 
 
-def _prompts(engine: Engine, body: EmbeddingRequest) -> Sequence[str | Sequence[int]]:
+def _read(rules: Rules, data: bytes) -> EmbeddingRequest:
+    return EmbeddingRequest.parse(parse_object(data), strict=rules.config.strict_params)
+
+
+def _read_large(rules: Rules, data: bytes) -> EmbeddingRequest:
+    body = _read(rules, data)
+    check_rest(body.model_copy(update={"input": []}))
+    prompts = [packed_prompt(rules, prompt, "input") for prompt in _prompts(rules, body)]
+    return body.model_copy(update={"input": prompts, "truncate_prompt_tokens": None})
+
+
+def _prompts(rules: Rules, body: EmbeddingRequest) -> Sequence[str | Sequence[int]]:
     if body.truncate_prompt_tokens is None:
         return body.input
-    ids = (engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.input)
-    return [truncated(prompt, body.truncate_prompt_tokens, engine.max_model_len) for prompt in ids]
+    ids = (rules.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.input)
+    return [truncated(prompt, body.truncate_prompt_tokens, rules.max_model_len) for prompt in ids]
 
 
 def _shown(result: RequestOutput, body: EmbeddingRequest) -> list[float] | str:

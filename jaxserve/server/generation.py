@@ -128,16 +128,17 @@ class Generation:
         """Outputs of all prompts as they come, or each prompt's finished one, with the prompt's position."""
         if self._job.body.priority and self._engine.config.scheduler.scheduling_policy != "priority":
             raise RequestError("priority needs a server with --scheduling-policy priority.", "priority")
-        if self._job.body.request_id and f"{self._job.id}-0" in self._engine.open_requests():
+        ids = [f"{self._job.id}-{position}" for position in range(len(self._job.prompts))]
+        if self._job.body.request_id and not set(self._engine.open_requests()).isdisjoint(ids):
             raise RequestError("request_id is that of a request which is being answered.", "request_id")
-        return _merge([self._one(position, stream) for position in range(len(self._job.prompts))])
+        return _merge([self._one(position, request_id, stream) for position, request_id in enumerate(ids)])
 
-    async def _one(self, position: int, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+    async def _one(self, position: int, request_id: str, stream: bool) -> AsyncGenerator[RequestOutput, None]:
         job = self._job
         generated = self._engine.generate(
             job.prompts[position],
             job.params,
-            f"{job.id}-{position}",
+            request_id,
             priority=job.body.priority or 0,
             cache_salt=job.body.cache_salt,
             adapter=job.adapter,

@@ -18,19 +18,26 @@ from starlette.responses import Response
 
 from jaxserve.errors import RequestError
 
-__all__ = ["check_type", "dumps", "parse_json", "parse_object", "read_chunks", "read_object", "respond"]
+__all__ = ["MAX_DEPTH", "check_type", "dumps", "parse_json", "parse_object", "read_chunks", "read_object", "respond"]
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+MAX_DEPTH = 200
+"""Arrays and objects that may lie in each other."""
+
+_SHORT = 64 * 2**10
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The request's body, a JSON object.
+    """The request's body, a JSON object, where that is never large; others come through the ``Intake``.
 
-    RequestError: it is something else. HTTPException 413: it is longer than the app's ``state.max_body`` bytes.
+    RequestError: it is something else, or longer than 64 KiB.
     """
     check_type(request)
-    return parse_object(b"".join(await read_chunks(request)))
+    data = b"".join(await read_chunks(request))
+    if len(data) > _SHORT:
+        raise RequestError(f"the body is longer than {_SHORT} bytes, which is the limit of this path.")
+    return parse_object(data)
 
 
 def check_type(request: Request) -> None:
@@ -52,6 +59,8 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text in UTF-8. RequestError: it is not valid, nests too deeply, or holds a lone surrogate."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+        if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+            _check_depth(value)
         if _SURROGATE_ESCAPE.search(data):
             _check_text(value)
     except UnicodeDecodeError as error:
@@ -59,7 +68,7 @@ def parse_json(data: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise RequestError("the body nests too deeply.") from None
+        raise _too_deep() from None
     except RequestError:
         raise
     except ValueError as error:  # an integer with thousands of digits
@@ -102,6 +111,21 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise RequestError(f"the body holds the number {text[:40]}, which is too large.")
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what nests too deeply for those who go through it later. Level by level: here depth does not matter."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [item for item in level if type(item) in (dict, list)]
+        if not containers:
+            return
+        level = [part for item in containers for part in (item.values() if type(item) is dict else item)]
+    raise _too_deep()
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"the body nests more than {MAX_DEPTH} levels deep, which is the limit.")
 
 
 def _check_text(value: Any, param: str | None = None) -> None:

@@ -10,6 +10,7 @@ from jaxserve.outputs import CompletionOutput, Logprob
 from jaxserve.server.protocol import Tokenizer
 
 __all__ = [
+    "EchoOffsets",
     "TextOffsets",
     "chat_logprobs",
     "completion_logprobs",
@@ -29,13 +30,16 @@ class TextOffsets:
     A character may span tokens; all of them begin where it does.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, as_ids: bool = False) -> None:
-        """With ``skip_special``, special tokens are no part of the text; with ``as_ids``, tokens are shown by id."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool, as_ids: bool = False, start: int = 0) -> None:
+        """With ``skip_special``, special tokens are no part of the text; with ``as_ids``, tokens are shown by id.
+
+        ``start`` characters stand before the first token.
+        """
         self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._length = 0
+        self._length = start
 
     def text(self, token_id: int) -> str:
         """How a token is shown."""
@@ -48,6 +52,43 @@ class TextOffsets:
             return offset
         self._length += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
         return offset
+
+
+class EchoOffsets(TextOffsets):
+    """Where each token of a prompt begins in the text that is echoed.
+
+    The two differ: tokens that were put before the text are no part of it, nor is the space that SentencePiece puts
+    there; and special tokens are, where a client has written them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, text: str, token_ids: Sequence[int], *, as_ids: bool = False) -> None:
+        super().__init__(tokenizer, skip_special=False, as_ids=as_ids)
+        for stripped in (True, False):
+            offsets, length = _walk(tokenizer, text, token_ids, stripped=stripped)
+            if length == len(text):
+                break
+        self._offsets = iter(offsets)
+
+    def next(self, token_id: int) -> int:
+        return next(self._offsets)
+
+
+def _walk(tokenizer: Tokenizer, text: str, token_ids: Sequence[int], *, stripped: bool) -> tuple[list[int], int]:
+    """Offsets of tokens, and their characters in all, if a space that they begin with is ``stripped`` or not."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    offsets, length = [], 0
+    for token_id in token_ids:
+        offsets.append(min(length, len(text)))
+        piece = tokenizer.token_bytes(token_id)
+        if token_id in tokenizer.special_ids:
+            shown = piece.decode("utf-8", "replace")
+            length += len(shown) if text.startswith(shown, length) else 0
+            continue
+        if piece.startswith(b" ") and (stripped or not text.startswith(" ", length)):
+            piece = piece[1:]
+        stripped = False
+        length += len(decoder.decode(piece))
+    return offsets, length
 
 
 def completion_logprobs(output: CompletionOutput, offsets: TextOffsets) -> dict[str, Any] | None:

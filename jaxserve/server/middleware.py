@@ -72,7 +72,8 @@ class AbortOnDisconnect:
 
     Whatever the work waits for (the queue, the next token, a slow reader), the cancellation reaches the engine's
     generator, which aborts the request. ``note`` is told whether the answer had begun, but for paths in ``endless``:
-    their answers have no other end.
+    their answers have no other end. One listens for the end of a connection when the body has been read; before,
+    whoever reads it hears of the end.
     """
 
     def __init__(self, app: ASGIApp, note: Callable[[bool], None], endless: Collection[str] = ()) -> None:
@@ -86,14 +87,12 @@ class AbortOnDisconnect:
             return
         working = asyncio.current_task()
         assert working is not None
-        # One message at a time: a body that nobody reads must not pile up here.
-        inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
         begun = answered = gone = False
+        told_empty = _has_body(scope)
+        listening: asyncio.Task[None] | None = None
 
-        async def listen() -> None:
+        def leave() -> None:
             nonlocal gone
-            while (message := await receive())["type"] != "http.disconnect":
-                await inbox.put(message)
             # The connection also counts as gone once the answer is out; the work ends by itself then.
             if not answered:
                 gone = True
@@ -101,20 +100,50 @@ class AbortOnDisconnect:
                     self._note(begun)
                 working.cancel()
 
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                continue
+            leave()
+
+        async def receive_and_listen() -> Message:
+            nonlocal listening, told_empty
+            if not told_empty:
+                told_empty = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+            if listening is not None:
+                await asyncio.wait({listening})
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                leave()
+                await asyncio.sleep(0)  # the cancellation comes here
+            elif not message.get("more_body", False):
+                listening = asyncio.create_task(listen())
+            return message
+
         async def send_and_note(message: Message) -> None:
             nonlocal begun, answered
             begun = True
             answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        listening = asyncio.create_task(listen())
+        if not told_empty:
+            listening = asyncio.create_task(listen())
         try:
-            await self._app(scope, inbox.get, send_and_note)
+            await self._app(scope, receive_and_listen, send_and_note)
         except asyncio.CancelledError:
             if not gone or working.uncancel():  # somebody else wants this to end
                 raise
         finally:
-            listening.cancel()
+            if listening is not None:
+                listening.cancel()
+
+
+def _has_body(scope: Scope) -> bool:
+    """Whether there may be a body: HTTP/1 always tells (RFC 9112, 6.3), later versions need not."""
+    headers = dict(scope["headers"])
+    told = b"transfer-encoding" in headers or not scope["http_version"].startswith("1")
+    return bool(headers.get(b"content-length", b"1" if told else b"0") != b"0")
 
 
 class AnswerErrors:

@@ -12,7 +12,7 @@ from jaxserve.server.protocol import Tokenizer
 from jaxserve.server.schema import ChatRequest, CompletionRequest
 from jaxserve.server.turns import Turn
 
-__all__ = ["chat_prompt", "completion_prompts", "prompt_of", "truncated"]
+__all__ = ["chat_prompt", "completion_prompts", "prompt_of", "prompts_of", "truncated"]
 
 _SHORT = 2000
 """Characters up to which a conversation takes less time than a thread takes to wake for it."""
@@ -57,12 +57,21 @@ def chat_prompt(tokenizer: Tokenizer, body: ChatRequest, turn: Turn, max_model_l
     return truncated(ids, body.truncate_prompt_tokens, max_model_len)
 
 
+async def prompts_of(
+    tokenizer: Tokenizer, body: CompletionRequest, max_model_len: int
+) -> Sequence[str | Sequence[int]]:
+    """``completion_prompts`` without holding the event loop for long, nor waiting for a thread without need."""
+    if _as_they_came(body):
+        return body.prompt
+    return await asyncio.to_thread(completion_prompts, tokenizer, body, max_model_len)
+
+
 def completion_prompts(
     tokenizer: Tokenizer, body: CompletionRequest, max_model_len: int
 ) -> Sequence[str | Sequence[int]]:
     """The prompts as they came, or as token ids where the request says more of them than what they hold."""
     special = body.add_special_tokens is not False
-    if not body.suffix and special and body.truncate_prompt_tokens is None:
+    if _as_they_came(body):
         return body.prompt
 
     def ids(prompt: str | Sequence[int]) -> Sequence[int]:
@@ -71,6 +80,10 @@ def completion_prompts(
         return tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
 
     return [truncated(ids(prompt), body.truncate_prompt_tokens, max_model_len) for prompt in body.prompt]
+
+
+def _as_they_came(body: CompletionRequest) -> bool:
+    return not body.suffix and body.add_special_tokens is not False and body.truncate_prompt_tokens is None
 
 
 def truncated(ids: Sequence[int], most: int | None, max_model_len: int) -> Sequence[int]:

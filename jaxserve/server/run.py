@@ -119,6 +119,9 @@ class _Server(uvicorn.Server):
         deadline = asyncio.get_running_loop().time() + self._drain_seconds
         while not (closing.done() or self._hurry or asyncio.get_running_loop().time() >= deadline):
             await asyncio.wait({closing}, timeout=_TICK_SECONDS)
+            # One that was accepted just before may be known only now, and uvicorn would wait for it until it is used.
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
         await self._engine.shutdown(0.0)
         # Aborted requests still get their last event; a client that does not read is not waited for.
         with contextlib.suppress(TimeoutError):

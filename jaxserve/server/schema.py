@@ -8,6 +8,7 @@ from __future__ import annotations
 import reprlib
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
@@ -117,6 +118,7 @@ class GenerationRequest(Scheduled):
     min_tokens: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Strings | None = None
@@ -124,6 +126,7 @@ class GenerationRequest(Scheduled):
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    detokenize: bool | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -144,8 +147,7 @@ class GenerationRequest(Scheduled):
 
     def sampling(self, **settings: Any) -> SamplingParams:
         """The sampling parameters of the body, with ``settings`` instead of or beside its own."""
-        names = SamplingParams.names() & type(self).model_fields.keys() - {"structured_outputs"}
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _sampling_names(type(self)) if (value := getattr(self, name)) is not None}
         return SamplingParams(**given | settings)
 
     def structure(self) -> Structure:
@@ -157,6 +159,11 @@ class GenerationRequest(Scheduled):
     def num_choices(self) -> int:
         """Completions per prompt."""
         return 1 if self.n is None else self.n
+
+
+@cache
+def _sampling_names(kind: type[GenerationRequest]) -> tuple[str, ...]:
+    return tuple(SamplingParams.names() & kind.model_fields.keys() - {"structured_outputs"})
 
 
 def _prompts(value: Any) -> Any:

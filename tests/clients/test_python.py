@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +160,40 @@ def test_lm_eval_generates(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     asked = [Instance("generate_until", {}, (f"x{i}", {"until": ["time"], "max_gen_toks": 50}), 0) for i in range(5)]
     assert model.generate_until(asked) == [SCRIPT[: SCRIPT.index("time")]] * 5
+
+
+@pytest.mark.parametrize("settings", [{"num_concurrent": 3}, {"batch_size": 4}, {"tokenized_requests": False}])
+def test_lm_eval_scores(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    models = pytest.importorskip("lm_eval.models.openai_completions")
+    from lm_eval.api.instance import Instance
+
+    save_byte_tokenizer(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    model = models.LocalCompletionsAPI(
+        base_url=serve() + "/completions", model="fake-model", tokenizer=str(tmp_path), **settings
+    )
+    # The fake holds byte 1 for the likeliest, and a byte for the less likely the larger it is.
+    pairs = [("ab", " c"), ("a longer one", "\x01\x01"), ("x", "\x01y"), ("ab", " d"), ("ß", "ü")]
+    if "tokenized_requests" not in settings:
+        pairs.append(("", "z"))  # after EOS, which the fake does not know as a text
+    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    found = model.loglikelihood(asked)
+    assert [is_greedy for _, is_greedy in found] == [set(continuation) == {"\x01"} for _, continuation in pairs]
+    wanted = [-sum(continuation.encode()) / 100 for _, continuation in pairs]
+    assert [score for score, _ in found] == pytest.approx(wanted)
+
+
+def save_byte_tokenizer(folder: Path) -> None:
+    """The fake's tokenizer: a token is a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    own = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))  # bytes that byte-level BPE shows as they are
+    moved = (byte for byte in range(256) if byte not in own)
+    shown = {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(moved)}
+    backend = Tokenizer(models.BPE({**shown, "<eos>": 256}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(folder)

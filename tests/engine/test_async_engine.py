@@ -219,8 +219,8 @@ async def test_a_full_queue_tells_when_to_come_back() -> None:
     async with running({"max_num_queued_reqs": 1}, max_rows=2, exact=True) as llm:
         for index in range(40):
             await collect(llm, PROMPT, f"a{index}", greedy(1))
-        assert llm._pace.seconds_per_end < 1
-        llm._pace.seconds_per_end = 7.2
+        assert llm._limits.seconds_per_end < 1
+        llm._limits.seconds_per_end = 7.2
         gate = Gate(llm)
         asked = [asyncio.create_task(collect(llm, PROMPT, f"r{i}", greedy(4))) for i in range(4)]
         await asyncio.sleep(0.05)

@@ -65,6 +65,24 @@ def test_an_answer_ended_by_a_stop_string_leaves_nothing_behind(llm: LLM) -> Non
     assert llm.stats().num_free_blocks == llm.stats().num_blocks
 
 
+def test_log_probabilities_of_what_was_sampled_from_add_up_without_the_rest(llm: LLM) -> None:
+    params = SamplingParams(
+        n=2, max_tokens=6, temperature=0.7, top_k=3, seed=5, logprobs=4, logprobs_mode="processed_logprobs"
+    )
+    raw = SamplingParams(n=2, max_tokens=6, temperature=0.7, top_k=3, seed=5, logprobs=4, detokenize=False)
+    one, other = (llm.generate(PROMPTS[0], asked, use_tqdm=False)[0] for asked in (params, raw))
+    for processed, plain in zip(one.outputs, other.outputs, strict=True):
+        assert (processed.token_ids, plain.text) == (plain.token_ids, "")
+        assert processed.logprobs is not None
+        assert plain.logprobs is not None
+        for entries, token in zip(processed.logprobs, processed.token_ids, strict=True):
+            likely = {id: np.exp(entry.logprob) for id, entry in entries.items()}
+            assert sum(likely.values()) == pytest.approx(1, abs=1e-4)
+            assert sum(chance > 0 for chance in likely.values()) == 3
+            assert likely[token] > 0
+        assert sum(np.exp(entry.logprob) for entry in plain.logprobs[0].values()) < 1
+
+
 def test_embeddings_have_the_length_and_the_size_that_are_asked(llm: LLM) -> None:
     whole, again = llm.embed([*PROMPTS[:1], PROMPTS[0]], pooling="mean", normalize=False, use_tqdm=False)
     assert whole.embedding.shape == (llm.model_config.hidden_size,)

@@ -236,6 +236,16 @@ def test_special_tokens_within_the_output_are_shown_if_asked() -> None:
     assert play(ids, [1], skip_special_tokens=False).text == TOKENIZER.decode(ids, False) == "a<end>b"
 
 
+def test_without_a_text_there_are_tokens_all_the_same() -> None:
+    run = Run(detokenize=False, logprobs=0)
+    entry = TokenLogprobs(-0.5, 1, ())
+    run.feed("hi", logprobs=(entry, entry))
+    run.feed("!", logprobs=(entry,), finish=LENGTH)
+    assert (run.text, run.token_ids) == ("", list(ids_of("hi!")))
+    assert run.parts()[0].logprobs[1] == {ids_of("hi")[1]: Logprob(-0.5, 1, "i")}  # type: ignore[index]
+    assert run.end == ("length", None)
+
+
 def test_an_error_carries_its_message() -> None:
     run = Run()
     (output,) = run.feed(finish=FinishReason.ERROR, error="out of luck")

@@ -228,6 +228,35 @@ def test_masked_tokens_are_never_sampled() -> None:
     assert drawn == {32, 34}
 
 
+def test_processed_logprobs_are_those_that_tokens_were_sampled_from() -> None:
+    logits = some_logits(rows=4)
+    mode = {"logprobs": 5, "logprobs_mode": "processed_logprobs"}
+    penalties = {"logit_bias": {3: 4.0}, "repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    cold, warm = (
+        SamplingParams(temperature=0, **penalties, **mode),
+        SamplingParams(temperature=0.5, top_k=4, **penalties, **mode),
+    )
+    raw = SamplingParams(temperature=0.5, top_k=4, **penalties, logprobs=5)
+    plans = [row_plan(params, row=i) for i, params in enumerate((cold, warm, raw, SamplingParams(temperature=0)))]
+    out, _ = run(logits, plans)
+    history = np.array(plans[0].history)
+    for row, params in enumerate((cold, warm, raw)):
+        wanted = logits[row].astype(np.float64)
+        if params is not raw:
+            seen = np.unique(history)
+            wanted[seen] = np.where(wanted[seen] > 0, wanted[seen] / 1.5, wanted[seen] * 1.5)
+            wanted[history[2:]] -= 0.5  # the prompt is two tokens long
+            wanted[3] += 4.0
+        if params is warm:
+            wanted = np.where(wanted >= np.sort(wanted)[-4], wanted / 0.5, -np.inf)
+        wanted -= np.log(np.exp(wanted - wanted.max()).sum()) + wanted.max()
+        best = np.argsort(-wanted, kind="stable")[:4]
+        assert out.logprobs[row] == pytest.approx(wanted[int(out.tokens[row])], abs=1e-4)
+        np.testing.assert_allclose(out.top_logprobs[row, :4], wanted[best], atol=1e-4)
+        assert out.top_ids[row, :4].tolist() == best.tolist()
+        assert np.isneginf(out.top_logprobs[row, 4]) == (params is warm)
+
+
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = some_logits()
     params = SamplingParams(temperature=0, logprobs=5, logit_bias={3: -100.0}, repetition_penalty=1.5)

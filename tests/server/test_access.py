@@ -103,6 +103,26 @@ async def test_what_one_key_may_have_under_way() -> None:
         assert (await ask("a")).status_code == 200
 
 
+async def test_work_in_the_background_is_under_way_until_it_ends() -> None:
+    engine = FakeEngine(seconds_per_token=0.01)
+    async with client_of(engine, max_concurrency_per_key=1, api_key=("a", "b")) as client:
+
+        async def ask(key: str = "a", **more: Any) -> httpx.Response:
+            return await client.post("/v1/responses", json={"input": "x", **more}, headers=bearer(key))
+
+        first = (await ask(background=True)).json()
+        for more in ({}, {"background": True}):
+            assert "1 requests under way" in error_of(await ask("a", **more), 429)["message"]
+        assert (await ask("b", max_output_tokens=1)).status_code == 200
+        # It can be watched and ended all the same.
+        path = f"/v1/responses/{first['id']}"
+        assert (await client.get(path, headers=bearer("a"))).json()["status"] in ("queued", "in_progress")
+        assert (await client.post(f"{path}/cancel", headers=bearer("a"))).json()["status"] == "cancelled"
+        for _ in range(2):  # nothing is left of it, nor of one that ends by itself
+            assert (await ask(background=True, stream=True, max_output_tokens=2)).status_code == 200
+        assert (await ask(max_output_tokens=1)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

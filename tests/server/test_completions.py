@@ -197,6 +197,8 @@ async def test_every_sampling_parameter_arrives(client: httpx.AsyncClient, engin
         "bad_words": ["bad"],
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
+        "logprobs_mode": "processed_logprobs",
+        "detokenize": True,
     }
     given |= {"structured_outputs": {"regex": "a"}, "prompt_logprobs": 2}
     assert given.keys() == SamplingParams.names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,19 @@ def test_clients_that_left_are_counted(serve: Serve) -> None:
     wait_until(lambda: (gone(url, "waiting"), gone(url, "streaming")) == (1, 1))
 
 
+def test_bodies_that_never_come(serve: Serve) -> None:
+    url = serve(FakeEngine())
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
+        half.sendall(head.encode() + b'{"prompt": ')
+    wait_until(lambda: gone(url, "waiting") == 1)
+    with httpx.Client(base_url=url, headers={"content-type": "application/json"}) as client:
+        for _ in range(2):
+            assert client.post("/v1/completions").status_code == 400
+            assert client.post("/pause").status_code == client.post("/resume", content=b"{}").status_code == 200
+    assert gone(url, "waiting") == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_dropped_queued_request_is_aborted(serve: Serve, stream: bool) -> None:
     engine = FakeEngine(max_running=0)
@@ -122,11 +136,13 @@ def test_normal_ends_make_no_abort(serve: Serve) -> None:
 def test_waiting_stream_is_kept_alive(serve: Serve) -> None:
     url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.1)
     body = {"prompt": "x", "max_tokens": 2, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line]
-    assert [line[:12] for line in lines] == [*[": keep-alive"] * 2, 'data: {"id":'] * 2 + ["data: [DONE]"]
+    event, blank = ['data: {"id":', ""], ["", ""]  # the line that ends an event, and those between events
+    end = ["data: [DONE]", "", ""]
+    text = httpx.post(f"{url}/v1/completions", json=body).text
+    assert [line[:12] for line in text.split("\n")] == [*(2 * blank + event) * 2, *end]
     url = serve(FakeEngine(seconds_per_token=0.25), sse_keep_alive_interval=0.0)
-    assert "keep-alive" not in httpx.post(f"{url}/v1/completions", json=body).text
+    text = httpx.post(f"{url}/v1/completions", json=body).text
+    assert [line[:12] for line in text.split("\n")] == [*event * 2, *end]
 
 
 def test_a_stream_that_fails_before_its_first_event_has_a_status(serve: Serve) -> None:

@@ -66,6 +66,31 @@ async def test_bad_bodies(client: httpx.AsyncClient, path: str, body: bytes) -> 
     await still_works(client)
 
 
+async def test_how_deeply_a_body_may_nest(client: httpx.AsyncClient) -> None:
+    for opening, value, closing in (("[", "1", "]"), ('{"a":', "[]", "}")):
+        for depth in (199, 200, 3000):
+            inner = depth - 1 - (value == "[]")
+            body = f'{{"prompt": "x", "max_tokens": 1, "unknown": {opening * inner}{value}{closing * inner}}}'
+            response = await client.post(COMPLETIONS, content=body, headers=JSON)
+            if depth <= 200:
+                assert response.status_code == 200
+            else:
+                assert "nests more than 200 levels deep" in error_of(response)["message"]
+        deep = 200 - (value == "[]")
+        body = f'{{"prompt": "x", "unknown": {opening * deep}{value}{closing * deep}}}'
+        for path in (COMPLETIONS, CHAT, "/v1/responses", "/v1/embeddings", "/v1/score", "/tokenize", "/abort"):
+            error = error_of(await client.post(path, content=body, headers=JSON))
+            assert error["message"] == "the body nests more than 200 levels deep, which is the limit."
+    # Many are not deep.
+    body = f'{{"prompt": "x", "max_tokens": 1, "unknown": [{",".join(["[[]]"] * 500)}]}}'
+    assert (await client.post(COMPLETIONS, content=body, headers=JSON)).status_code == 200
+
+
+async def test_bodies_that_control_the_server_are_short(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post("/abort", json={"request_ids": ["x" * 70_000]}))
+    assert error["message"] == "the body is longer than 65536 bytes, which is the limit of this path."
+
+
 async def test_lone_surrogate_is_named(client: httpx.AsyncClient) -> None:
     body = b'{"messages": [{"role": "user", "content": "emoji \\ud83d"}]}'
     error = error_of(await client.post(CHAT, content=body, headers=JSON))

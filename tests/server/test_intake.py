@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -75,9 +76,93 @@ def test_large_prompts_are_answered_like_small_ones(client: httpx.Client, engine
     assert answer["choices"][0]["text"] == text + "Hello"
 
 
+LONG = "wörld " * 6000
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": LONG}, {"role": "user", "content": "go"}]
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": TURNS, "system": "brief", "max_tokens": 5, "tools": [TOOL], "x": 1}),
+        ("/v1/messages", {"messages": TURNS, "max_tokens": 5, "stream": True}),
+        ("/v1/messages/count_tokens", {"messages": TURNS * 3}),  # more than the context holds
+        ("/v1/responses", {"input": TURNS, "instructions": "brief", "max_output_tokens": 5, "store": False}),
+        ("/v1/responses", {"input": TURNS, "max_output_tokens": 5, "stream": True}),
+        ("/v1/embeddings", {"input": [LONG, "b"], "dimensions": 3}),
+        ("/v1/embeddings", {"input": [7] * 50_000, "truncate_prompt_tokens": 20}),
+        ("/v1/score", {"queries": LONG, "documents": ["a", "b"]}),
+        ("/v1/rerank", {"query": "q", "documents": [LONG, {"text": "b"}], "top_n": 1, "x": 1}),
+        ("/tokenize", {"prompt": LONG, "return_token_strs": True}),
+        ("/tokenize", {"messages": TURNS, "return_token_strs": True, "x": 1}),
+        ("/detokenize", {"tokens": [7] * 50_000}),
+        # Refused alike.
+        ("/v1/messages", {"messages": TURNS * 3, "max_tokens": 5}),
+        ("/v1/messages", {"messages": TURNS, "max_tokens": 5, "stop_sequences": [""]}),
+        ("/v1/responses", {"input": TURNS * 3}),
+        ("/v1/responses", {"input": TURNS, "text": {"format": {"type": "x"}}}),
+        ("/v1/embeddings", {"input": [[7] * 70_000, [1]]}),
+        ("/v1/score", {"text_1": [LONG] * 2, "text_2": ["x"] * 3}),
+        ("/v1/rerank", {"query": "", "documents": [LONG]}),
+        ("/detokenize", {"tokens": [7] * 50_000 + [1000]}),
+        ("/v1/messages", {"messages": TURNS, "max_tokens": 5, "model": "fake-modle"}),
+    ],
+)
+def test_every_endpoint_answers_large_bodies_like_small_ones(
+    client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    calls: list[Any] = []
+    call = Helper.call
+
+    def counted(self: Helper, function: Callable[[Any, bytes], Any], data: Sequence[bytes]) -> Any:
+        calls.append(function)
+        return call(self, function, data)
+
+    monkeypatch.setattr(Helper, "call", counted)
+    apart = client.post(path, json=body)
+    assert calls
+    monkeypatch.setattr(intake, "LARGE", 10**9)
+    prompts = [list(one["ids"]) for one in engine.submitted]
+    calls.clear()
+    at_once = client.post(path, json=body)
+    assert not calls
+    assert (apart.status_code, ids_aside(apart.text)) == (at_once.status_code, ids_aside(at_once.text))
+    assert apart.headers.get("x-jaxserve-ignored") == at_once.headers.get("x-jaxserve-ignored")
+    if at_once.status_code == 200:
+        told = [list(one["ids"]) for one in engine.submitted[len(prompts) :]]
+        assert prompts[len(prompts) - len(told) :] == told
+
+
+def ids_aside(text: str) -> str:
+    text = re.sub(r'"(msg|resp|fc|rs|item|embd|score|rerank)[_-][0-9a-f]{32}"', '"id"', text)
+    return re.sub(r'"(created|created_at|completed_at)":[0-9]+', "", text)
+
+
+def test_a_long_conversation_of_responses_is_put_together_elsewhere(client: httpx.Client, engine: FakeEngine) -> None:
+    said = [{"role": "user", "content": f"message {i} wörld"} for i in range(1000)]
+    first = client.post("/v1/responses", json={"input": said, "max_output_tokens": 5}).json()
+    asked = {"input": "And?", "previous_response_id": first["id"], "max_output_tokens": 5}
+    second = client.post("/v1/responses", json=asked).json()
+    assert second["status"] == "incomplete"
+    before = [{"role": message["role"], "content": message["content"]} for message in said]
+    conversation = [*before, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "And?"}]
+    assert list(engine.submitted[-1]["ids"]) == FakeTokenizer().apply_chat_template(conversation)
+    items = f"/v1/responses/{first['id']}/input_items"
+    page = client.get(items, params={"limit": 2, "order": "asc"}).json()
+    assert [item["content"][0]["text"] for item in page["data"]] == ["message 0 wörld", "message 1 wörld"]
+    after = client.get(items, params={"limit": 1, "order": "asc", "after": page["last_id"]}).json()
+    assert after["data"][0]["content"][0]["text"] == "message 2 wörld"
+    assert error_of(client.get(items, params={"after": "nothing"}))["param"] == "after"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
+        ("/v1/messages", {"messages": TURNS * 3, "max_tokens": 5}, None, "input tokens"),
+        ("/v1/messages", {"messages": TURNS, "max_tokens": 5, "cache_control": "y" * 2**21}, None, "beside the prompt"),
+        ("/v1/responses", {"input": TURNS * 3}, "input", "input tokens"),
+        ("/v1/responses", {"input": "x", "instructions": "y" * 2**21}, None, "beside the prompt take"),
+        ("/v1/embeddings", {"input": [[7] * 70_000, [1]]}, "input", "contains 70000 input tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 70_000}]}, "messages", "contains 70020 input tokens"),
         (COMPLETIONS, {"prompt": "x" * 70_000}, "prompt", "contains 70000 input tokens"),
         (COMPLETIONS, {"prompt": [1] * 70_000}, "prompt", "contains 70000 input tokens"),
@@ -94,7 +179,12 @@ def test_large_bodies_are_refused_by_name(
     client: httpx.Client, path: str, body: dict[str, Any], param: str | None, message: str
 ) -> None:
     for stream in (False, True):
-        error = error_of(client.post(path, json={**body, "stream": stream}), 404 if param == "model" else 400)
+        response = client.post(path, json={**body, "stream": stream})
+        if path == "/v1/messages":  # in a shape of its own
+            assert response.status_code == 400
+            assert message in response.json()["error"]["message"]
+            continue
+        error = error_of(response, 404 if param == "model" else 400)
         assert error["param"] == param
         assert message in error["message"]
 

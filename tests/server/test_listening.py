@@ -103,14 +103,22 @@ def test_a_unix_socket(start: Start, tmp_path: Path) -> None:
 
 def test_every_answer_is_logged_once(start: Start) -> None:
     process, url = start(0.0, log_level="info", access_log_exclude=["/metrics"])
+    assert process.stderr is not None
+    lines: list[str] = []
     with httpx.Client(base_url=url) as client:
         client.get("/metrics")
-        client.get("/health", headers={"X-Request-Id": "mine"})
-        client.post("/v1/completions", json={"prompt": "x", "max_tokens": 5, "stream": True})
-        client.get("/nowhere%0Aelse")
+        for method, path, extra in (
+            ("GET", "/health", {"headers": {"X-Request-Id": "mine"}}),
+            ("POST", "/v1/completions", {"json": {"prompt": "x", "max_tokens": 5, "stream": True}}),
+            ("GET", "/nowhere%0Aelse", {}),
+        ):
+            client.request(method, path, **extra)
+            # A client has all of a stream before its line is written: the next request could overtake that.
+            while "access: " not in (line := process.stderr.readline()):
+                assert line, "the server has ended"
+            lines.append(line.partition("access: ")[2].strip())
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=10)
-    lines = [line.partition("access: ")[2] for line in errors.splitlines() if "access: " in line]
+    assert "access: " not in process.communicate(timeout=10)[1]
     assert [re.sub(r"[\d.]+ ms id=.*", "", line) for line in lines] == [
         "GET /health 200 ",
         "POST /v1/completions 200 ",

@@ -274,7 +274,7 @@ def test_items_of_an_assistant_become_one_message() -> None:
 
 def test_the_store_forgets_what_was_not_used_for_longest() -> None:
     def kept(name: str, status: str = "completed") -> Kept:
-        return Kept({"id": name, "status": status}, [], [])
+        return Kept({"id": name, "status": status}, [])
 
     store = Store(2)
     for name in ("a", "b"):
@@ -288,7 +288,7 @@ def test_the_store_forgets_what_was_not_used_for_longest() -> None:
         store.put(kept(name, "queued"))
     with pytest.raises(Exception, match="in the background"):
         store.put(kept("f", "queued"))
-    followed = Kept({"id": "g", "status": "completed"}, [], [], run=Run(), streams=True)
+    followed = Kept({"id": "g", "status": "completed"}, [], run=Run(), streams=True)
     empty = followed.measure()
     assert followed.run is not None
     followed.run.told += [{"type": "x"}] * 10
@@ -329,4 +329,8 @@ async def test_without_a_store_there_is_no_background() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         response = await client.post(PATH, json={"input": "x", "background": True})
         assert error_of(response)["message"] == "background needs a server that stores responses."
+        for stored in (None, True, False):
+            answer = (await client.post(PATH, json={"input": "x", "store": stored, "max_output_tokens": 1})).json()
+            assert answer["store"] is False
+            assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
         assert (await client.post(PATH, json={"input": "x", "max_output_tokens": 2})).status_code == 200

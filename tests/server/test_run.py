@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -12,10 +13,13 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+import uvicorn
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError, JaxserveError
-from jaxserve.server import bind
+from jaxserve.server import bind, create_app
+from jaxserve.server.run import _Server
+from tests.server.fake import FakeEngine
 
 Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
@@ -67,6 +71,30 @@ def test_drain_ends_with_its_time_or_a_second_signal(start: Start, drain: float,
     assert process.returncode == 0
     assert out == "shutdowns [0.0] running 0 finished 0\n"
     assert time.monotonic() - began < 5
+
+
+def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> None:
+    config = ServerConfig(port=0, shutdown_timeout=60)
+    engine = FakeEngine()
+
+    class Late:
+        def shutdown(self) -> None:
+            server.server_state.connections.discard(self)
+
+    async def stop(sock: socket.socket) -> None:
+        await server.startup([sock])
+        stopping = asyncio.create_task(server.shutdown([sock]))
+        await asyncio.sleep(0.05)  # uvicorn has told all connections that it knows
+        server.server_state.connections.add(Late())  # type: ignore[arg-type]
+        await asyncio.wait_for(stopping, 5)
+
+    with bind(config) as sock:
+        settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")
+        settings.load()
+        server = _Server(settings, engine, config, None)
+        server.lifespan = settings.lifespan_class(settings)
+        asyncio.run(stop(sock))
+    assert engine.shutdowns == [0.0]
 
 
 def test_idle_server_stops_at_once(start: Start) -> None:

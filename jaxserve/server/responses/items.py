@@ -7,7 +7,8 @@ back as they got them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
@@ -16,7 +17,7 @@ from jaxserve.errors import RequestError
 from jaxserve.server.forms import Strict, as_parts
 from jaxserve.server.jsonio import parse_json
 
-__all__ = ["Input", "Item", "as_items", "as_messages"]
+__all__ = ["Input", "Item", "as_json", "as_messages", "from_json"]
 
 
 class _Text(Strict):
@@ -105,6 +106,7 @@ _ENDS = {
 """Thoughts come first, then text, then calls: after which of them a part begins another message."""
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_ARRAYS: TypeAdapter[list[list[Item]]] = TypeAdapter(list[list[Item]])
 
 
 def _listed(value: Any) -> Any:
@@ -119,9 +121,15 @@ def _listed(value: Any) -> Any:
 Input = Annotated[list[Item], BeforeValidator(_listed)]
 
 
-def as_items(output: Sequence[Mapping[str, Any]]) -> list[Item]:
-    """The items of an answer, as parts of a conversation."""
-    return _ITEMS.validate_python(output)
+def as_json(items: Iterable[Item]) -> bytes:
+    """Items as a JSON array, in which each has an id."""
+    named = [item if item.id else item.model_copy(update={"id": f"item_{uuid.uuid4().hex}"}) for item in items]
+    return _ITEMS.dump_json(named, exclude_none=True)
+
+
+def from_json(arrays: bytes) -> list[Item]:
+    """The items of a JSON array of such arrays, one after the other."""
+    return [item for items in _ARRAYS.validate_json(arrays) for item in items]
 
 
 def as_messages(items: Iterable[Item]) -> list[dict[str, Any]]:

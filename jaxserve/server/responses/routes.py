@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,44 +17,46 @@ from starlette.routing import Route
 
 from jaxserve.errors import RequestError
 from jaxserve.metrics import Metrics
+from jaxserve.server.access import held
+from jaxserve.server.bodies import Rules, check_rest, packed_chat
 from jaxserve.server.errors import describe
-from jaxserve.server.exchange import Exchange
-from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.exchange import Exchange, named_as
+from jaxserve.server.intake import Intake
+from jaxserve.server.jsonio import dumps, parse_object, respond
 from jaxserve.server.models import ServedModels
 from jaxserve.server.protocol import Engine
-from jaxserve.server.responses.items import Item, as_items
+from jaxserve.server.responses.items import as_json, from_json
 from jaxserve.server.responses.schema import CHAT_NAMES, ResponsesRequest
 from jaxserve.server.responses.store import Kept, Run, Store
 from jaxserve.server.responses.writer import Told, Writer
+from jaxserve.server.schema import ChatRequest
 from jaxserve.server.sse import NamedEventStream
-from jaxserve.server.turns import Turns
 
 __all__ = ["routes"]
 
 _MOST_LISTED = 100
 
 
-def routes(
-    engine: Engine, models: ServedModels, metrics: Metrics, turns: Turns, *, store_size: int, strict: bool
-) -> list[Route]:
-    """Routes of this family; ``store_size`` responses are kept, and ``strict`` ones refuse unknown parameters."""
+def routes(engine: Engine, models: ServedModels, metrics: Metrics, intake: Intake) -> list[Route]:
+    """Routes of this family."""
+    turns, store_size = intake.rules.turns, intake.rules.config.max_stored_responses
     store = Store(store_size)
 
     async def create(request: Request) -> Response:
-        body = ResponsesRequest.parse(await read_object(request), strict=strict)
+        body, given = await intake.read(request, _read, _read_large)
+        body.store = body.store is not False and store_size > 0
         model = models.resolve(body.model)
-        conversation = [*_before(store, body), *body.input]
-        chat = body.chat(conversation)
+        conversation = (*_before(store, body), given)
+        chat = await intake.make(_array(conversation), partial(_chat, body), partial(_large_chat, body))
         job = (f"resp_{uuid.uuid4().hex}", (model, models.adapter(model)))
         work = _Work(await Exchange.open(engine, metrics, turns, chat, job, CHAT_NAMES), body)
-        followed = bool(body.background and body.stream)
-        kept = Kept(work.writer.response, conversation, _listed(body.input), streams=followed)
+        kept = Kept(work.writer.response, conversation, streams=bool(body.background and body.stream))
         if body.background:
-            run = _start(work, kept, store)
+            run = _start(work, kept, store, held(request.scope))
             if body.stream:
                 return NamedEventStream(run.follow(), headers=body.headers)
             return respond(kept.response, headers=body.headers)
-        told = _keeping(work.told(), kept, store if body.store is not False and store_size else None)
+        told = _keeping(work.told(), kept, store if body.store else None)
         if body.stream:
             return NamedEventStream(told, headers=body.headers)
         async with aclosing(told):
@@ -80,7 +85,9 @@ def routes(
         return respond({"id": kept.response["id"], "object": "response", "deleted": True})
 
     async def input_items(request: Request) -> Response:
-        return respond(_page(store.get(request.path_params["id"]).input_items, request))
+        items = store.get(request.path_params["id"]).conversation[-1]
+        query = partial(_page, _Query.of(request))
+        return Response(await intake.make([items], query, query), media_type="application/json")
 
     path = "/v1/responses"
     return [
@@ -146,8 +153,8 @@ async def _keeping(told: AsyncGenerator[Told, None], kept: Kept, store: Store | 
             yield event
 
 
-def _start(work: _Work, kept: Kept, store: Store) -> Run:
-    """Have a response written in the background."""
+def _start(work: _Work, kept: Kept, store: Store, hold: AbstractContextManager[None]) -> Run:
+    """Have a response written in the background, which counts as under way (``hold``) until it is."""
     kept.run = run = Run()
     tell = run.tell if kept.streams else lambda event: None
     first = list(work.writer.queue())
@@ -170,7 +177,10 @@ def _start(work: _Work, kept: Kept, store: Store) -> Run:
         finally:
             run.end()
 
+    counted = ExitStack()
+    counted.enter_context(hold)
     run.task = asyncio.create_task(write())
+    run.task.add_done_callback(lambda _: counted.close())
     return run
 
 
@@ -180,7 +190,7 @@ async def _stop(kept: Kept) -> None:
         await asyncio.wait({kept.run.task})
 
 
-def _before(store: Store, body: ResponsesRequest) -> list[Item]:
+def _before(store: Store, body: ResponsesRequest) -> list[bytes]:
     """The conversation that a request goes on from."""
     if body.previous_response_id is None:
         return []
@@ -191,28 +201,61 @@ def _before(store: Store, body: ResponsesRequest) -> list[Item]:
     whole = [
         item for item in kept.response["output"] if item["type"] != "function_call" or item["status"] == "completed"
     ]
-    return [*kept.conversation, *as_items(whole)]
+    return [*kept.conversation, dumps(whole)]
 
 
-def _listed(items: list[Item]) -> list[dict[str, Any]]:
-    return [{**item.model_dump(exclude_none=True), "id": item.id or f"item_{uuid.uuid4().hex}"} for item in items]
+def _array(parts: Sequence[bytes]) -> list[bytes]:
+    """The pieces of a JSON array."""
+    commas = (b"," for _ in parts[1:])
+    return [b"[", *(piece for pair in zip_longest(parts, commas, fillvalue=b"") for piece in pair), b"]"]
 
 
-def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
-    """Items newest first (or with ``order=asc``), at most ``limit``, those behind ``after``."""
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError("order must be asc or desc.", "order")
-    limit = _number(request, "limit", 20, 1, _MOST_LISTED)
-    ordered = items if order == "asc" else items[::-1]
-    if (after := request.query_params.get("after")) is not None:
-        place = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
+def _read(rules: Rules, data: bytes) -> tuple[ResponsesRequest, bytes]:
+    """A request without its input, and that as JSON."""
+    body = ResponsesRequest.parse(parse_object(data), strict=rules.config.strict_params)
+    return body.model_copy(update={"input": []}), as_json(body.input)
+
+
+def _read_large(rules: Rules, data: bytes) -> tuple[ResponsesRequest, bytes]:
+    body, given = _read(rules, data)
+    check_rest(body)
+    return body, given
+
+
+def _chat(body: ResponsesRequest, rules: Rules, conversation: bytes) -> ChatRequest:
+    return body.chat(from_json(conversation))
+
+
+def _large_chat(body: ResponsesRequest, rules: Rules, conversation: bytes) -> ChatRequest:
+    with named_as(CHAT_NAMES):
+        return packed_chat(rules, _chat(body, rules, conversation))
+
+
+class _Query(NamedTuple):
+    """Which items are listed: newest first (or with the order asc), at most ``limit``, those behind ``after``."""
+
+    order: str
+    limit: int
+    after: str | None
+
+    @classmethod
+    def of(cls, request: Request) -> _Query:
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError("order must be asc or desc.", "order")
+        return cls(order, _number(request, "limit", 20, 1, _MOST_LISTED), request.query_params.get("after"))
+
+
+def _page(query: _Query, rules: Rules, items: bytes) -> bytes:
+    ordered = json.loads(items)[:: 1 if query.order == "asc" else -1]
+    if query.after is not None:
+        place = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)
         if place is None:
             raise RequestError("after names no item of this response.", "after")
         ordered = ordered[place + 1 :]
-    data = ordered[:limit]
+    data = ordered[: query.limit]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return {"object": "list", "data": data, "has_more": len(ordered) > limit, **ends}
+    return dumps({"object": "list", "data": data, "has_more": len(ordered) > query.limit, **ends})
 
 
 def _number(request: Request, name: str, default: int, low: int, high: int) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import QueueFullError, RequestError
 from jaxserve.server.errors import NotFoundError
 from jaxserve.server.jsonio import dumps
-from jaxserve.server.responses.items import Item
 
 __all__ = ["MAX_STORED_BYTES", "Kept", "Run", "Store"]
 
@@ -67,16 +66,15 @@ class Kept:
 
     Attributes:
         response: its object, which may still change.
-        conversation: all that was said before it; its own items are in its output.
-        input_items: what its request added to that, as they are listed.
+        conversation: all that was said before it, as JSON arrays of items, its request's last; its own items are in its
+            output.
         run: its work, if it was asked for in the background.
         streams: whether its events are kept.
         size: bytes, as far as it is known.
     """
 
     response: dict[str, Any]
-    conversation: list[Item]
-    input_items: list[dict[str, Any]]
+    conversation: Sequence[bytes]
     run: Run | None = None
     streams: bool = False
     size: int = field(init=False, default=0)
@@ -88,7 +86,7 @@ class Kept:
 
     def measure(self) -> int:
         """Bytes that it takes as JSON."""
-        told = sum(map(len, (item.model_dump_json() for item in self.conversation)))
+        told = sum(map(len, self.conversation))
         events = len(self.run.told) if self.run is not None else 0
         return told + len(dumps(self.response)) * (2 if self.streams else 1) + events * _EVENT_BYTES
 

@@ -197,7 +197,7 @@ def _opened(body: ResponsesRequest, response_id: str, model: str) -> dict[str, A
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
-        "store": body.store is not False,
+        "store": bool(body.store),
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": shown_format},
         "tool_choice": body.tool_choice or "auto",
