@@ -5,6 +5,9 @@ plan's order, so nothing is moved in memory. Inputs are split **by their number 
 one program per tile and part; the second adds the sums, in order. So a token's result does not depend on the tokens
 beside it.
 
+A slot has room for the largest rank. Of an adapter that has less only the ranks it uses are read, and a part that it
+does not change is left out.
+
 Steps of few tokens are left to XLA, which fuses the gather of adapters into two kernels (see ``reference``).
 """
 
@@ -83,7 +86,8 @@ def lora_matmul(
     splits, tiles = pl.cdiv(size_in, per_split * sizes.inputs), plan.tile_slot.shape[0]
     tile = _Tile(_padded(rank), sizes.inputs, sizes.columns, per_split, parts)
     layer = jnp.asarray(layer, jnp.int32)[None]
-    work = _Work(plan.order, plan.tile_slot, plan.tile_start, plan.tile_end, plan.num_tiles[None], layer)
+    tokens = (plan.order, plan.tile_slot, plan.tile_start, plan.tile_end, plan.num_tiles[None])
+    work = _Work(*tokens, layer, weights.ranks)
     launch = partial(Launch, num_warps=sizes.num_warps, num_stages=sizes.num_stages, interpret=interpret)
     shrink = launch(partial(_shrink, tile, rank), "lora_shrink", (splits, tiles, len(parts)))
     sums = jax.ShapeDtypeStruct((splits, num_tokens, len(parts) * rank), jnp.float32)
@@ -94,7 +98,7 @@ def lora_matmul(
 
 
 class _Work(NamedTuple):
-    """As in ``LoraPlan``, and the layer [1]."""
+    """As in ``LoraPlan``; the layer [1], and ``LoraWeights.ranks``."""
 
     order: Ref
     tile_slot: Ref
@@ -102,6 +106,7 @@ class _Work(NamedTuple):
     tile_end: Ref
     num_tiles: Ref
     layer: Ref
+    ranks: Ref
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,14 @@ class _Tile:
 def _shrink(tile: _Tile, rank: int, work: _Work, x: Ref, a: Ref, out: Ref) -> None:
     """Grid (splits, tiles, parts): x @ a of a tile's tokens and a split's inputs -> out [splits, T, P * rank]."""
     split, item, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-    slot = work.tile_slot[item]
+    slot, layer = work.tile_slot[item], work.layer[0]
+    used = _ranks(work, slot, part)
 
-    @pl.when((item < work.num_tiles[0]) & (slot > 0))
+    @pl.when((item < work.num_tiles[0]) & (used > 0))
     def _() -> None:
         token, there = _tokens(work, item, x.shape[0])
-        lane, layer = lax.iota(jnp.int32, tile.rank), work.layer[0]
-        real_lane, lane = lane < rank, part * rank + lane
+        lane = lax.iota(jnp.int32, tile.rank)
+        real_lane, lane = lane < used, part * rank + lane
 
         def body(step: jax.Array, acc: jax.Array) -> jax.Array:
             inputs = step * tile.inputs + lax.iota(jnp.int32, tile.inputs)
@@ -157,10 +163,11 @@ def _expand(tile: _Tile, dtype: jnp.dtype, work: _Work, sums: Ref, b: Ref, out: 
         column = first + lax.iota(jnp.int32, tile.columns)
         real = (column < end)[None, :]
         width, layer = min(tile.inputs, tile.rank), work.layer[0]
+        num_used = _ranks(work, slot, first_lane // rank)
 
         def body(step: jax.Array, acc: jax.Array) -> jax.Array:
             lane = step * width + lax.iota(jnp.int32, width)
-            used = (lane < rank) & (slot > 0)
+            used = lane < num_used
             mask, own = there[:, None] & used[None, :], (first_lane + lane)[None, :]
             total = _read(sums, (0, token[:, None], own), mask)
             for split in range(1, sums.shape[0]):
@@ -171,6 +178,11 @@ def _expand(tile: _Tile, dtype: jnp.dtype, work: _Work, sums: Ref, b: Ref, out: 
         acc = lax.fori_loop(0, tile.rank // width, body, jnp.zeros((TILE, tile.columns), jnp.float32))
         index = (wide(token[:, None], acc.shape), wide(column[None, :], acc.shape))
         store(out, index, acc, wide(there[:, None] & real, acc.shape))
+
+
+def _ranks(work: _Work, slot: jax.Array, part: jax.Array) -> jax.Array:
+    """How many ranks the adapter of a slot uses for a part; 0 without an adapter."""
+    return work.ranks[jnp.maximum(slot - 1, 0), work.layer[0], part] * (slot > 0).astype(jnp.int32)
 
 
 def _part(tile: _Tile, at: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:

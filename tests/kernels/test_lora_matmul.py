@@ -122,6 +122,16 @@ def test_a_step_of_one_slot(backend: str, slot: int) -> None:
     case.check(case.run(backend))
 
 
+@pytest.mark.parametrize("backend", BACKENDS.keys() - {"reference"})
+def test_ranks_that_an_adapter_does_not_use_are_not_read(backend: str) -> None:
+    case = Case(80, 100, 32, 33)
+    good = case.run(backend)
+    by_part = case.a.reshape(SLOTS, LAYERS, 3, 32, 100)
+    by_part[2, :, :, 16:] = by_part[2, :, 1] = np.nan
+    case.b[2, :, 16:] = case.b[2, :, :, 33:38] = np.nan
+    assert np.array_equal(case.run(backend), good)
+
+
 def test_a_token_has_the_same_bits_in_any_step() -> None:
     case = Case(200, 2200, 16, 40)
     for backend in BACKENDS.keys() - {"reference"}:
@@ -235,7 +245,7 @@ def test_backends_are_chosen_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
 def test_every_chip_has_sizes_for_every_rank(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
     monkeypatch.setattr(tuning, "target", lambda: tuning.Target("NVIDIA Unheard Of", capability))
-    for rank in (1, 8, 16, 48, 128, 256):
+    for rank in (1, 8, 16, 48, 128, 256, 512):
         for dtype in ("float32", "bfloat16", "float16"):
             sizes = triton.default_sizes(rank, dtype)
             assert all(size & (size - 1) == 0 and size >= 16 for size in (sizes.inputs, sizes.columns))

@@ -163,7 +163,7 @@ def _adapter_cases() -> dict[str, Make]:
         f"lora_matmul/{size_in}x4096/{rank}/{dtype}": partial(_adapters, size_in=size_in, rank=rank, dtype=dtype)
         for dtype in ("bfloat16", "float32")
         for size_in in (4096, 14336)
-        for rank in (16, 64, 128, 256)
+        for rank in (16, 64, 128, 256, 512)
     }
 
 
