@@ -23,6 +23,7 @@ from jaxserve.server import (
     responses,
     scores,
     tokens,
+    ui,
 )
 from jaxserve.server.access import Access, Keys
 from jaxserve.server.deadlines import with_deadlines
@@ -64,7 +65,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         *scores.routes(engine, served, metrics, strict=strict),
     ]
     app = Starlette(
-        routes=[*described, *openapi.routes(described)],
+        routes=[*described, *openapi.routes(described), *(ui.routes() if config.ui else [])],
         middleware=_around(config, metrics, tracer),
         exception_handlers={JaxserveError: handle, HTTPException: handle},
     )
