@@ -1,7 +1,8 @@
 """Who may ask what: keys of clients, keys of operators, and how much one key may have under way.
 
 Only the paths that tell whether the server lives are open to everybody. What controls the server for all needs a key of
-an operator where there are any; such a key is good for all else too.
+an operator where there are any; such a key is good for all else too. The page's own files are open as well: a browser sends
+no key by itself, so ``/`` answers who has none with the same page, as a refusal, and the page asks for one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.server.errors import ErrorAnswer
+from jaxserve.server.ui import FILES, locked
 
 __all__ = ["Access", "Keys", "route_path"]
 
@@ -54,19 +56,21 @@ class Keys:
 class Access:
     """Lets in whom the keys allow; without keys, everybody.
 
-    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none.
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none. With ``ui`` the
+    page is there.
     """
 
-    def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int) -> None:
+    def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int, ui: bool) -> None:
         self._app = app
         self._clients = clients
         self._operators = operators
         self._max_concurrency = max_concurrency
+        self._ui = ui
         self._under_way: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope) if scope["type"] == "http" else None
-        if path is None or path in _OPEN_PATHS or not (self._clients or self._operators):
+        if path is None or self._is_open(path) or not (self._clients or self._operators):
             await self._app(scope, receive, send)
             return
         digest = _digest(_given(Headers(scope=scope)))
@@ -76,7 +80,9 @@ class Access:
         client = self._clients.find(digest)
         # A route's pattern also matches a path with a newline behind it.
         refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS)
-        if refusal is not None:
+        if refusal is not None and refusal.status == 401 and self._ui and path == "/":
+            await locked(refusal.headers)(scope, receive, send)
+        elif refusal is not None:
             await refusal.response()(scope, receive, send)
         elif client is None:
             await self._app(scope, receive, send)
@@ -86,6 +92,9 @@ class Access:
                 await self._app(scope, receive, send)
             finally:
                 self._under_way[client] -= 1
+
+    def _is_open(self, path: str) -> bool:
+        return path in _OPEN_PATHS or (self._ui and path.startswith(FILES))
 
     def _refusal(self, client: int | None, *, controls: bool) -> ErrorAnswer | None:
         needed = bool(self._clients) or (controls and bool(self._operators))

@@ -97,6 +97,7 @@ def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> li
             clients=Keys(config.client_keys()),
             operators=Keys(config.admin_api_key),
             max_concurrency=config.max_concurrency_per_key,
+            ui=config.ui,
         ),
         *([] if tracer is None else [Middleware(Tracing, tracer=tracer)]),
         Middleware(AbortOnDisconnect, note=metrics.client_gone),

@@ -1,6 +1,7 @@
 """The page at ``/``: chat, live view and calculator, static files of the package under ``/ui``.
 
-The files tell nothing of the server, so they are open to everybody; what they show is asked from routes that are guarded.
+The files tell nothing of the server, so they are open to everybody; what they show is asked from routes that are
+guarded, with a key that the page asks for. All its addresses are relative, so that a proxy may show it anywhere.
 Whatever a model says ends up in a page of this origin, beside a key: the policy lets the page load its own scripts and
 nothing else, and lets no string become HTML but through the sanitizer.
 """
@@ -8,6 +9,7 @@ nothing else, and lets no string become HTML but through the sanitizer.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,7 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["routes"]
+__all__ = ["FILES", "locked", "routes"]
+
+FILES = "/ui/"
+"""Where everything lies that the page consists of."""
 
 _TYPES = {
     "css": "text/css; charset=utf-8",
@@ -46,11 +51,11 @@ class _File:
     media_type: str
     etag: str
 
-    def answer(self, request: Request, status: int = 200) -> Response:
+    def answer(self, request: Request) -> Response:
         headers = {**_HEADERS, "ETag": self.etag}
-        if status == 200 and self.etag in request.headers.get("if-none-match", ""):
+        if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(self.content, status, headers, self.media_type)
+        return Response(self.content, headers=headers, media_type=self.media_type)
 
 
 def routes() -> list[Route]:
@@ -66,7 +71,13 @@ def routes() -> list[Route]:
             raise HTTPException(404)
         return file.answer(request)
 
-    return [Route("/", index), Route("/ui/{name:path}", asset)]
+    return [Route("/", index), Route(FILES + "{name:path}", asset)]
+
+
+def locked(headers: Mapping[str, str]) -> Response:
+    """What ``/`` answers who has no key: the page, as a refusal with these headers."""
+    file = _files()["index.html"]
+    return Response(file.content, 401, {**_HEADERS, **headers}, file.media_type)
 
 
 @cache

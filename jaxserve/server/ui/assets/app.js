@@ -14,12 +14,20 @@ const context = {
   api: new Api(askKey),
   /** The cards of GET /v1/models; the first is the base model. Those of adapters name it as their parent. */
   models: [],
-  /** The value of a CSS variable, for canvases: colour("--accent"). It changes with the event "themechange" of document. */
-  colour: (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim(),
+  /** A CSS variable of a colour as rgb(…), for canvases: colour("--accent"). Changes with the event "themechange" of document. */
+  colour,
   /** Shows what is known of a request, in the view Live. */
   requestLink: (id) => `#live/requests/${encodeURIComponent(id)}`,
   announce,
 };
+
+function colour(name) {
+  // Only a property that is used resolves light-dark().
+  byId("theme").style.outlineColor = `var(${name})`;
+  const value = getComputedStyle(byId("theme")).outlineColor;
+  byId("theme").style.outlineColor = "";
+  return value;
+}
 
 /** Says something to who cannot see it. */
 function announce(text) {
