@@ -40,16 +40,3 @@ function copiedBySelection(text) {
   area.remove();
   return done;
 }
-
-const probe = element("span", { hidden: true });
-
-/** What CSS variables such as "--accent" come to under the theme that is shown, as canvases take it. */
-export function colours(...names) {
-  document.body.append(probe);
-  const found = names.map((name) => {
-    probe.style.color = `var(${name})`;
-    return getComputedStyle(probe).color;
-  });
-  probe.remove();
-  return found;
-}
