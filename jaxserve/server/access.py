@@ -1,8 +1,8 @@
 """Who may ask what: keys of clients, keys of operators, and how much one key may have under way.
 
-Only the paths that tell whether the server lives are open to everybody. What controls the server for all needs a key of
-an operator where there are any; such a key is good for all else too. The page's own files are open as well: a browser sends
-no key by itself, so ``/`` answers who has none with the same page, as a refusal, and the page asks for one.
+Only the paths that tell whether the server lives are open to everybody, and the files of the page. A browser sends no
+key by itself, so ``/`` answers who has none with that page, as a refusal, and the page asks for one. What controls the
+server for all needs a key of an operator where there are any; such a key is good for all else too.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Keys:
 class Access:
     """Lets in whom the keys allow; without keys, everybody.
 
-    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none. With ``ui`` the
-    page is there.
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none.
+    ``ui`` tells whether there is a page.
     """
 
     def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int, ui: bool) -> None:

@@ -33,7 +33,7 @@ class Chat {
 
   /** Adapters come and go while the page is open. */
   async refresh() {
-    this._input.focus({ preventScroll: true });
+    this._focus();
     try {
       this._settings.setModels((await this._context.api.json("v1/models")).data);
     } catch {
@@ -86,9 +86,19 @@ class Chat {
       return button;
     });
     this._log.replaceChildren(
-      element("div", { class: "welcome" }, element("h2", {}, "Ask the model something"), element("div", { class: "examples" }, ...examples)),
+      element(
+        "div",
+        { class: "welcome" },
+        element("h2", {}, "Ask the model something"),
+        element("div", { class: "examples" }, ...examples),
+      ),
     );
-    this._input.focus();
+    this._focus();
+  }
+
+  /** Not where that brings up a keyboard over half of the screen. */
+  _focus() {
+    if (matchMedia("(hover: hover)").matches) this._input.focus({ preventScroll: true });
   }
 
   /** Changes an earlier message of the user's; null changes none. */
