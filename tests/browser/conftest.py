@@ -20,7 +20,7 @@ from jaxserve.config import ServerConfig
 from tests.server.serving import served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Request
+    from playwright.sync_api import Browser, Dialog, Page, Request
 
 FLAGS = [
     "--no-sandbox",
@@ -42,16 +42,16 @@ document.addEventListener("securitypolicyviolation", (event) => {
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before those are left out that a mark leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if "open_page" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests; each gets a profile of its own. It ends with the package, as its loop bars others."""
+    """One browser for the tests of a file; each gets a profile of its own. While it runs, its loop bars others."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -71,6 +71,10 @@ class Watch:
     errors: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
+    def refuse(self, dialog: Dialog) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
@@ -83,7 +87,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page, watch = context.new_page(), Watch()
         page.add_init_script(_COLLECT_VIOLATIONS)
         page.on("request", lambda request: watch.hosts.add(_host(request)))
-        page.on("dialog", lambda dialog: (watch.dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", watch.refuse)
         page.on("pageerror", lambda error: watch.errors.append(str(error)))
         opened.append((page, watch, url))
         page.goto(url)
@@ -108,7 +112,11 @@ def serve() -> Iterator[Callable[..., str]]:
 def screenshot() -> Callable[[Page, str], None]:
     """Keeps a picture of a page, for whoever wants to look."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    return lambda page, name: page.screenshot(path=SCREENSHOTS / f"{name}.png") and None
+
+    def screenshot(page: Page, name: str) -> None:
+        page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+    return screenshot
 
 
 def _host(request: Request) -> str:
