@@ -148,6 +148,8 @@ class Side {
     this._waste = element("strong");
     this._bar = element("div", { class: "memory" });
     this._canvas = element("canvas", { class: "columns", role: "img" });
+    this._memoryTitle = element("h3");
+    this._columnsTitle = element("h3");
     this.root = element(
       "section",
       { class: "card side", "aria-labelledby": `${id}-title` },
@@ -159,9 +161,9 @@ class Side {
         element("span", {}, this._fits, " sessions fit"),
         element("span", {}, this._waste, " of what is reserved is empty"),
       ),
-      element("h3", {}, "The device's memory"),
+      this._memoryTitle,
       this._bar,
-      element("h3", {}, "Each session: what is reserved, what holds tokens (pale: no room)"),
+      this._columnsTitle,
       this._canvas,
     );
   }
@@ -176,6 +178,8 @@ class Side {
     const rest = Math.max(0, usable - given.weights - used - waste);
     setText(this._fits, count(side.fits));
     setText(this._waste, percent(side.waste));
+    setText(this._memoryTitle, `${bytes(usable)} for weights and KV`);
+    setText(this._columnsTitle, `One column per session, ${count(given.maxLength)} tokens high; pale ones have no room`);
     memoryBar(
       this._bar,
       [

@@ -82,8 +82,8 @@ export class Controls {
         stops: octaveStops(1, 512), value: 128, text: (value) => `${value} sessions`,
       }),
       mean: slider("mean", "Mean context, tokens", { stops: octaveStops(16, 131072), value: 2048, text: tokens }),
-      spread: slider("spread", "Spread of contexts, %", {
-        stops: evenStops(0, 200, 5), value: 60, hint: "Standard deviation, as a share of the mean.", ...percents,
+      spread: slider("spread", "Spread, % of the mean", {
+        stops: evenStops(0, 200, 5), value: 60, ...percents,
       }),
       maxLength: slider("max-length", "Longest context, tokens", { stops: octaveStops(64, 131072), value: 8192, text: tokens }),
       blockSize: slider("block-size", "Block size, tokens", {

@@ -23,7 +23,7 @@ export const SHAPES = [
 /** Forms of the weights: bytes of a value in a matrix (with a 16 bit scale per 32), and in a table that is only looked up. */
 export const WEIGHT_FORMS = [
   { id: "float32", label: "float32", matrix: 4, table: 4 },
-  { id: "16bit", label: "16 bit (bf16, f16)", matrix: 2, table: 2 },
+  { id: "16bit", label: "16 bit", matrix: 2, table: 2 },
   { id: "int8", label: "int8 (8.5 bit)", matrix: 1 + 2 / 32, table: 2 },
   { id: "q4_0", label: "Q4_0 (4.5 bit)", matrix: 0.5 + 2 / 32, table: 2 },
 ];
@@ -31,7 +31,7 @@ export const WEIGHT_FORMS = [
 /** Forms of the KV. 8 bit is there to see what it would give; this engine keeps KV in the dtype of its activations. */
 export const KV_FORMS = [
   { id: "float32", label: "float32", bytes: 4 },
-  { id: "16bit", label: "16 bit (bf16, f16)", bytes: 2 },
+  { id: "16bit", label: "16 bit", bytes: 2 },
   { id: "8bit", label: "8 bit (what if)", bytes: 1 },
 ];
 

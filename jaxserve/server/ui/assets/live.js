@@ -63,8 +63,12 @@ class Live {
       element("h1", { class: "unseen" }, "Live"),
       this._statusBar(interval),
       this._tiles.root,
-      element("div", { class: "halves" }, this._mapCard(), this._requests.root),
-      this._detail.root,
+      element(
+        "div",
+        { class: "halves" },
+        this._mapCard(),
+        element("div", { class: "requests-side" }, this._requests.root, this._detail.root),
+      ),
       element("section", { class: "card" }, element("h2", {}, "Steps"), this._timeline.root),
       element("div", { class: "sections" }, this._latencies.root, ...this._sections.roots),
     );
@@ -87,7 +91,8 @@ class Live {
     this._requests.choose(id);
     this._detail.choose(id);
     this._highlight();
-    if (id !== null) this._detail.root.focus({ preventScroll: true });
+    // Who chooses in the map stays there, to look at what is marked.
+    if (id !== null && !this._map.root.contains(document.activeElement)) this._detail.root.focus();
   }
 
   _follow() {

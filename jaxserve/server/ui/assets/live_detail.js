@@ -37,8 +37,14 @@ export class Detail {
     this._body = element(
       "div",
       { class: "detail-body" },
-      element("div", {}, this._bar, this._legend, this._facts),
-      element("div", {}, this._missTitle, this._misses.root, this._draftTitle, this._drafts.root, this._blocksBox),
+      this._bar,
+      this._legend,
+      this._facts,
+      this._missTitle,
+      this._misses.root,
+      this._draftTitle,
+      this._drafts.root,
+      this._blocksBox,
     );
     this.root = element(
       "section",

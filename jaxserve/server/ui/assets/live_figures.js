@@ -42,11 +42,12 @@ export class Tiles {
     this._tiles = {
       generation: new Tile("generation", "Generated tokens/s", { hasPast: true }),
       prompt: new Tile("prompt", "Prompt tokens/s", { hasPast: true }),
-      running: new Tile("running", "Running · waiting · preparing"),
+      running: new Tile("running", "Running", { title: "Sequences that have blocks" }),
+      queue: new Tile("queue", "In the queue", { title: "Sequences that wait, and requests that are prepared" }),
       hits: new Tile("hits", "Prefix hit rate", { title: "Prompt tokens found in the cache, since the server started" }),
       waste: new Tile("waste", "KV waste", { title: "Places in the newest step's blocks that hold no token" }),
       preemptions: new Tile("preemptions", "Preemptions", { title: "Since the server started" }),
-      recomputed: new Tile("recomputed", "Tokens computed again", { title: "After preemptions, since the server started" }),
+      recomputed: new Tile("recomputed", "Computed again", { title: "Tokens, after preemptions, since the server started" }),
     };
     this.root = element("div", { class: "card figures tiles" }, ...Object.values(this._tiles).map((tile) => tile.root));
   }
@@ -55,7 +56,8 @@ export class Tiles {
     const tiles = this._tiles;
     tiles.generation.set(figure(rates.generation_tokens_per_second), rates.generation_tokens_per_second);
     tiles.prompt.set(figure(rates.prompt_tokens_per_second), rates.prompt_tokens_per_second);
-    tiles.running.set(`${count(counts.running)} · ${count(counts.waiting)} · ${count(counts.preparing)}`);
+    tiles.running.set(count(counts.running));
+    tiles.queue.set(count(counts.waiting + counts.preparing));
     tiles.hits.set(percent(counts.prefix_hits / counts.prefix_queries));
     tiles.waste.set(percent(counts.kv_waste));
     tiles.preemptions.set(count(counts.preemptions));

@@ -5,7 +5,9 @@ import { colours, prepare, setText } from "./canvas.js";
 import { element } from "./dom.js";
 import { CACHED, FREE } from "./live_model.js";
 
-const SMALLEST = 3;
+/** Below the smallest whole side, cells are as small as it takes to show all of them. */
+const SMALLEST_WHOLE = 3;
+const SMALLEST = 1;
 const LARGEST = 24;
 const BORDERS_FROM = 4;
 const MARKS_FROM = 6;
@@ -95,11 +97,7 @@ export class BlockMap {
     if (this._pool === null || !width) return;
     const { size } = this._pool;
     const height = parseFloat(getComputedStyle(this._frame).maxHeight);
-    const fitting = Math.floor(Math.sqrt((width * height) / size));
-    this._side = this._wantedSide || Math.min(LARGEST, Math.max(SMALLEST, fitting));
-    // The square root is of an area; whole cells may need one row more than there is.
-    const rowsAt = (side) => Math.ceil(size / Math.floor(width / side));
-    while (!this._wantedSide && this._side > SMALLEST && rowsAt(this._side) * this._side > height) this._side -= 1;
+    this._side = this._wantedSide || fittingSide(size, width, height);
     this._columns = Math.max(1, Math.min(size, Math.floor(width / this._side)));
     this._rows = Math.ceil(size / this._columns);
     this._spacer.style.height = `${this._rows * this._side}px`;
@@ -259,6 +257,17 @@ export class BlockMap {
     } else return;
     event.preventDefault();
   }
+}
+
+/** The largest side at which `size` cells fill no more than an area. */
+function fittingSide(size, width, height) {
+  let side = Math.min(LARGEST, Math.sqrt((width * height) / size));
+  if (side >= SMALLEST_WHOLE) side = Math.floor(side);
+  // The square root is of an area; whole cells may need one row more than there is.
+  while (side > SMALLEST && Math.ceil(size / Math.floor(width / side)) * side > height) {
+    side = side > SMALLEST_WHOLE ? side - 1 : side * 0.99;
+  }
+  return Math.max(SMALLEST, side);
 }
 
 function components(colour) {

@@ -5,6 +5,8 @@ import { element } from "./dom.js";
 import { count, duration } from "./format.js";
 
 const COLUMNS = ["Request", "State", "Prompt", "Cached", "Output", "Blocks", "Age", "Queued", "Adapter", "Preempted"];
+/** Columns that most servers have nothing for: left out unless a request has. */
+const RARE = { Adapter: ({ adapter }) => adapter !== null, Preempted: ({ preemptions }) => preemptions > 0 };
 const NUMBERS = new Set(["Prompt", "Cached", "Output", "Blocks", "Age", "Queued", "Preempted"]);
 const REFRESH = 2000;
 const MOST_FINISHED = 30;
@@ -22,7 +24,14 @@ export class Requests {
     this._body = element("tbody");
     this._note = element("p", { class: "muted", id: "live-requests-note" }, "None.");
     const head = COLUMNS.map((name) => element("th", { scope: "col", class: NUMBERS.has(name) ? "number" : "" }, name));
-    const table = element("table", { id: "live-requests" }, element("thead", {}, element("tr", {}, ...head)), this._body);
+    this._columns = COLUMNS.map(() => element("col"));
+    const table = element(
+      "table",
+      { id: "live-requests" },
+      element("colgroup", {}, ...this._columns),
+      element("thead", {}, element("tr", {}, ...head)),
+      this._body,
+    );
     this._scroll = element("div", { class: "wide requests-scroll", tabIndex: 0, role: "region", "aria-label": "Requests" }, table);
     this.root = element(
       "section",
@@ -53,6 +62,9 @@ export class Requests {
       this._fill(row, request);
       if (this._body.children[i] !== row.root) this._body.insertBefore(row.root, this._body.children[i] ?? null);
     });
+    for (const [name, has] of Object.entries(RARE)) {
+      this._columns[COLUMNS.indexOf(name)].classList.toggle("is-empty", !requests.some(has));
+    }
     this._refreshFinished();
   }
 
