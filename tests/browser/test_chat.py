@@ -86,7 +86,7 @@ def test_an_answer_grows_token_by_token_and_tells_what_it_cost(
     assert speed is not None
     assert 10 < float(speed[1]) < 50
     assert "39 tokens" in stats
-    assert "16 of 64 prompt tokens cached" in stats
+    assert "16 of 57 prompt tokens cached" in stats
     assert (
         answer.get_by_role("link", name="Details")
         .get_attribute("href", timeout=100)
@@ -213,6 +213,7 @@ def test_errors_are_readable(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeEngine(fails_at=3)))
     answer = finished(page, ask(page, "x" * 600))
     assert "512" in answer.locator(".error").inner_text()
+    page.get_by_role("button", name="New chat").click()
     answer = finished(page, ask(page, "Hi"))
     assert "Hel" in answer.locator(".markdown").inner_text()
     assert answer.locator(".error").inner_text() == "the engine failed to generate this answer: the fake fails."

@@ -14,7 +14,7 @@ const context = {
   api: new Api(askKey),
   /** The cards of GET /v1/models; the first is the base model. Those of adapters name it as their parent. */
   models: [],
-  /** A CSS variable of a colour as rgb(…), for canvases: colour("--accent"). Changes with the event "themechange" of document. */
+  /** A CSS variable of a colour as rgb(…), for canvases: colour("--accent"). It changes with document's "themechange". */
   colour,
   /** Shows what is known of a request, in the view Live. */
   requestLink: (id) => `#live/requests/${encodeURIComponent(id)}`,
@@ -63,7 +63,15 @@ function route() {
       mounted.add(other);
       module.mount(root, context);
     }
-    if (mounted.has(other)) module.shown(isShown, isShown ? rest.map(decodeURIComponent) : []);
+    if (mounted.has(other)) module.shown(isShown, isShown ? rest.map(decoded) : []);
+  }
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
   }
 }
 
@@ -73,8 +81,8 @@ function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   localStorage.setItem("jaxserve-theme", theme);
-  byId("theme").textContent = { system: "Auto", light: "Light", dark: "Dark" }[theme];
-  byId("theme").setAttribute("aria-label", `Theme: ${theme}. Change it`);
+  byId("theme").textContent = { system: "Auto theme", light: "Light theme", dark: "Dark theme" }[theme];
+  byId("theme").title = "Change the theme";
   document.dispatchEvent(new Event("themechange"));
 }
 

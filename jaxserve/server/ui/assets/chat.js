@@ -157,16 +157,16 @@ class Chat {
     const drawing = new Drawing(this._log, message);
     try {
       await this._stream(this._settings.body(said), running.signal, message, figures, drawing);
-      this._context.announce(`Answer finished. ${message.finish(figures).join(", ")}`);
+      drawing.end(() => message.finish(figures));
+      this._context.announce("Answer finished");
     } catch (error) {
       if (error.name === "AbortError") {
-        message.finish({ ...figures, stopped: true });
+        drawing.end(() => message.finish({ ...figures, stopped: true }));
         this._context.announce("Stopped");
       } else {
-        message.fail(explained(error));
+        drawing.end(() => message.fail(explained(error)));
       }
     } finally {
-      drawing.end();
       turn.content = message.text;
       if (this._running === running) {
         this._running = null;
@@ -217,9 +217,10 @@ class Drawing {
     else requestAnimationFrame(() => this._draw());
   }
 
-  end() {
+  /** `change` is the last one. */
+  end(change) {
     this._ended = true;
-    this._follow(() => this._message.show());
+    this._follow(change);
   }
 
   _draw() {

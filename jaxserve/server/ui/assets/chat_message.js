@@ -56,12 +56,10 @@ export class AnswerMessage {
   finish(figures) {
     this._end();
     if (!this.text && !this._reasoning) this._view.root.append(element("p", { class: "muted" }, "(an empty answer)"));
-    const texts = statistics(figures);
-    this._stats.replaceChildren(...texts.map((text) => element("li", {}, text)));
+    this._stats.replaceChildren(...statistics(figures).map((text) => element("li", {}, text)));
     if (figures.id) {
       this._stats.append(element("li", {}, element("a", { href: this._requestLink(figures.id) }, "Details")));
     }
-    return texts;
   }
 
   fail(message) {
