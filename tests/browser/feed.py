@@ -1,7 +1,7 @@
 """A stand-in for an engine that is looked at: the page, and a pool of any size that requests take, share and leave.
 
-It speaks what ``GET /debug/live`` and ``/debug/requests`` speak, so that the page can be tested with 100,000 blocks, and
-with streams that break, which no tiny engine offers. Nothing in it is random.
+It speaks what ``GET /debug/live`` and ``/debug/requests`` speak, so that the page can be tested with 100,000 blocks,
+and with streams that break, which no tiny engine offers. Nothing in it is random.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Feed:
         is_idle: no new requests start; those that run end.
         is_broken: streams end at once.
         num_watchers: streams that are open.
+        intervals: what each stream was opened with, in milliseconds.
     """
 
     def __init__(self, num_blocks: int = 2048, max_running: int = 12) -> None:
@@ -64,6 +65,7 @@ class Feed:
         self.refs = np.zeros(num_blocks, np.uint8)
         self.is_idle = self.is_broken = False
         self.num_watchers = 0
+        self.intervals: list[int] = []
         self._num_blocks = num_blocks
         self._most = max_running
         self._free = deque(range(num_blocks))
@@ -143,8 +145,9 @@ class Feed:
         return JSONResponse({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
 
     async def _live(self, request: Request) -> Response:
-        interval = int(request.query_params.get("interval", "250")) / 1000
-        return StreamingResponse(self._events(interval), media_type="text/event-stream")
+        self.intervals.append(int(request.query_params["interval"]))
+        # Ten times as fast as it says: a test need not wait for what it looks at.
+        return StreamingResponse(self._events(self.intervals[-1] / 10_000), media_type="text/event-stream")
 
     async def _events(self, interval: float) -> AsyncIterator[str]:
         self.num_watchers += 1

@@ -2,7 +2,7 @@
 
 import { Controls } from "./calculator_controls.js";
 import { drawSessions, memoryBar } from "./calculator_draw.js";
-import { bytesPerToken, compare } from "./calculator_model.js";
+import { bytesPerToken, compare, inBlocks } from "./calculator_model.js";
 import { setText } from "./canvas.js";
 import { element } from "./dom.js";
 import { bytes, count, percent } from "./format.js";
@@ -16,8 +16,8 @@ const STORY =
   "next block when the last one is full: what is wasted is less than one block per session, and all else is there for others.";
 const CAVEAT =
   "Contexts are log-normal with this mean and spread, cut at the longest length. Nothing is random: session i takes the " +
-  "quantile ½ + i·φ (mod 1), φ the golden ratio, so the same sliders give the same numbers. One block is kept for " +
-  "padding. Activations and workspace are not counted here; the command jaxserve plan counts them.";
+  "quantile ½ + i·φ (mod 1), φ the golden ratio, so the same sliders give the same numbers. Both ways have the same blocks; " +
+  "one of them is kept for padding. Activations and workspace are not counted here; the command jaxserve plan counts them.";
 
 let view = null;
 
@@ -113,8 +113,8 @@ class Calculator {
 
   _draw() {
     const { maxLength, blockSize } = this._given;
-    this._contiguous.set(this._given, this._result, () => maxLength, 0);
-    this._paged.set(this._given, this._result, (tokens) => Math.ceil(tokens / blockSize) * blockSize, blockSize);
+    this._contiguous.set(this._given, this._result, () => inBlocks(maxLength, blockSize), 0);
+    this._paged.set(this._given, this._result, (tokens) => inBlocks(tokens, blockSize), blockSize);
   }
 }
 
@@ -195,7 +195,7 @@ class Side {
       `${count(result.contexts.length)} sessions, ${count(Math.min(side.fits, result.contexts.length))} of them with room; ` +
         `${percent(side.waste)} of what is reserved is empty.`,
     );
-    const top = Math.max(given.maxLength, reservedOf(given.maxLength));
+    const top = inBlocks(given.maxLength, given.blockSize);
     drawSessions(this._canvas, { contexts: result.contexts, fits: side.fits, top, reservedOf, unit });
   }
 }

@@ -173,26 +173,32 @@ function polynomial(coefficients, x) {
 /** More sessions than this are not tried one by one: the rest is taken to be like them. */
 const MOST_TRIED = 16384;
 
+/** Tokens of the blocks that hold this many. */
+export function inBlocks(tokens, blockSize) {
+  return Math.ceil(tokens / blockSize) * blockSize;
+}
+
 /**
  * What both ways take for `sessions` sessions, and how many of them fit into the pool.
  *
  * given: tokenBytes (KV of a token), poolBytes (for KV), sessions, mean, spread, maxLength, blockSize.
- * Returns contexts (per session), tokens (their sum), and for contiguous and paged: reserved (tokens that have a place),
- * bytes (of those), waste (share of them without a token), fits (sessions).
+ * Returns contexts (per session), tokens (their sum), poolBlocks, and for contiguous and paged: reserved (tokens that have a
+ * place), bytes (of those), waste (share of them without a token), fits (sessions). Contiguous regions are whole blocks
+ * of the same pool, as with --kv-reservation contiguous, and as `jaxserve plan` counts.
  */
 export function compare(given) {
-  const { tokenBytes, poolBytes, sessions, maxLength, blockSize } = given;
+  const { tokenBytes, sessions, maxLength, blockSize } = given;
   const contexts = Array.from({ length: sessions }, (_, i) => contextOf(i, given));
   const tokens = contexts.reduce((sum, context) => sum + context, 0);
-  const blocks = contexts.reduce((sum, context) => sum + Math.ceil(context / blockSize), 0);
+  const region = inBlocks(maxLength, blockSize);
+  const all = poolBlocks(given);
   const side = (reserved, fits) => ({ reserved, bytes: reserved * tokenBytes, waste: 1 - tokens / reserved, fits });
   return {
     contexts,
     tokens,
-    blocks,
-    poolBlocks: poolBlocks(given),
-    contiguous: side(sessions * maxLength, Math.max(0, Math.floor(poolBytes / (maxLength * tokenBytes)))),
-    paged: side(blocks * blockSize, pagedFits(given)),
+    poolBlocks: all,
+    contiguous: side(sessions * region, Math.floor((all * blockSize) / region)),
+    paged: side(contexts.reduce((sum, context) => sum + inBlocks(context, blockSize), 0), pagedFits(given, all)),
   };
 }
 
@@ -201,8 +207,7 @@ export function poolBlocks({ tokenBytes, poolBytes, blockSize }) {
   return Math.max(0, Math.floor(poolBytes / (blockSize * tokenBytes)) - 1);
 }
 
-function pagedFits(given) {
-  const all = poolBlocks(given);
+function pagedFits(given, all) {
   let taken = 0;
   for (let i = 0; i < MOST_TRIED; i += 1) {
     taken += Math.ceil(contextOf(i, given) / given.blockSize);
