@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.plan import PromptPart, TokenLogprobs
-from jaxserve.request import FinishReason
+from jaxserve.request import FinishReason, SpeculationStats
 from jaxserve.timings import GRAMMAR_EDGES, Timings
 
 __all__ = [
@@ -91,41 +91,6 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """What became of drafts: of all since start, or of one request.
-
-    Attributes:
-        num_drafts: how often a sequence had drafts verified.
-        num_draft_tokens, num_accepted_tokens: drafts verified, and of these the right ones.
-        accepted_by_position: right ones by their place on the path, from the first.
-        disabled: how often speculation was paused, by reason.
-    """
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_by_position: list[int] = field(default_factory=list)
-    disabled: dict[str, int] = field(default_factory=dict)
-
-    def note(self, num_drafts: int, num_accepted: int) -> None:
-        """A sequence had ``num_drafts`` drafts verified, of which a path of ``num_accepted`` was right."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafts
-        self.num_accepted_tokens += num_accepted
-        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
-        for position in range(num_accepted):
-            self.accepted_by_position[position] += 1
-
-    def note_disabled(self, reason: str) -> None:
-        """Speculation was paused."""
-        self.disabled[reason] = self.disabled.get(reason, 0) + 1
-
-    def copy(self) -> SpeculationStats:
-        """A copy that stays as it is."""
-        return replace(self, accepted_by_position=list(self.accepted_by_position), disabled=dict(self.disabled))
 
 
 @dataclass(slots=True)

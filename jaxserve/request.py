@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxserve.plan import NO_DRAFTS, Drafts
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["FinishReason", "Request"]
+__all__ = ["FinishReason", "Request", "SpeculationStats"]
 
 
 class FinishReason(enum.StrEnum):
@@ -25,6 +25,41 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What became of drafts: of all since start, or of one request.
+
+    Attributes:
+        num_drafts: how often a sequence had drafts verified.
+        num_draft_tokens, num_accepted_tokens: drafts verified, and of these the right ones.
+        accepted_by_position: right ones by their place on the path, from the first.
+        disabled: how often speculation was paused, by reason.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    disabled: dict[str, int] = field(default_factory=dict)
+
+    def note(self, num_drafts: int, num_accepted: int) -> None:
+        """A sequence had ``num_drafts`` drafts verified, of which a path of ``num_accepted`` was right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+    def note_disabled(self, reason: str) -> None:
+        """Speculation was paused."""
+        self.disabled[reason] = self.disabled.get(reason, 0) + 1
+
+    def copy(self) -> SpeculationStats:
+        """A copy that stays as it is."""
+        return replace(self, accepted_by_position=list(self.accepted_by_position), disabled=dict(self.disabled))
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +88,16 @@ class Request:
         row: index in the device state, -1 when not running.
         adapter_slot: slot of its adapter while it runs, else 0, as for the base model.
         cached: prompt tokens that the prefix cache supplied at first admission.
+        miss: why it did not supply more (see ``PrefixCache``), "" where it was not asked.
+        owed: tokens that were known when it was admitted last: what of them has no KV is computed in chunks.
+        chunks: tokens of each such chunk.
         preemptions: how often it lost its blocks.
+        recomputed: tokens that it therefore had to compute once more.
+        speculation: what became of its drafts.
         pooling: what is made of the prompt's hidden states: "mean", "last", or "" for nothing.
         is_read: all that is wanted of its prompt beside the KV is known.
         constraint: what its next token may be (see ``structured``), None for anything.
-        scheduled_at: ``time.monotonic()`` of first admission, 0.0 before.
+        scheduled_at, first_token_at: ``time.monotonic()`` of first admission and first token, 0.0 before.
         finish, stop_reason: why it ended, and the stop token id if one did it.
     """
 
@@ -82,11 +122,17 @@ class Request:
     row: int = -1
     adapter_slot: int = 0
     cached: int = 0
+    miss: str = ""
+    owed: int = 0
+    chunks: list[int] = field(default_factory=list)
     preemptions: int = 0
+    recomputed: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     pooling: str = ""
     is_read: bool = False
     constraint: Any = None
     scheduled_at: float = 0.0
+    first_token_at: float = 0.0
     finish: FinishReason | None = None
     stop_reason: int | None = None
 

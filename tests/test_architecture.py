@@ -63,6 +63,7 @@ ROOMS = {
     "jaxserve.tokenizer": Room("host", 12),
     "jaxserve.metrics": Room("host", 12),
     "jaxserve.roofline": Room("host", 12),
+    "jaxserve.live": Room("host", 13),
     # Both sides meet here.
     "jaxserve.engine": Room("engine", 20),
     "jaxserve.training": Room("training", 21),

@@ -114,7 +114,9 @@ class BlockManager:
         request.blocks = [*prefix.blocks, *fresh]
         request.computed = prefix.num_tokens
         request.published = len(prefix.blocks)
+        request.owed = request.known
         if request.preemptions:
+            request.recomputed += request.known - prefix.num_tokens
             self.recomputed_tokens_total += request.known - prefix.num_tokens
         elif not prefix.forked:
             request.cached = prefix.num_tokens

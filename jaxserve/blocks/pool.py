@@ -11,9 +11,13 @@ out of another user's KV would be worse than a stopped engine.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["BlockPool"]
 
@@ -43,7 +47,9 @@ class BlockPool:
             raise ValueError(f"num_blocks must be >= 2 and block_size >= 1, got {num_blocks} and {block_size}.")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.refs = [1] + [0] * (num_blocks - 1)
+        # Flat memory, of which ``state`` can take a copy in microseconds.
+        self.refs = array("I", [1] + [0] * (num_blocks - 1))
+        self._published = bytearray(num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._content: dict[int, _Content] = {}
         self._by_hash: dict[bytes, int] = {}
@@ -65,6 +71,10 @@ class BlockPool:
     def free_blocks(self) -> list[int]:
         """Free block ids in the order of their reuse."""
         return list(self._free)
+
+    def state(self) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+        """Of each block, the null block included: its references, and 1 if its content can be found by hash."""
+        return np.array(self.refs), np.frombuffer(bytes(self._published), np.uint8)
 
     def take(self, num: int) -> list[int]:
         """Hand out ``num`` blocks with one reference each; published content that they held is forgotten."""
@@ -115,6 +125,7 @@ class BlockPool:
             return False
         self._content[block] = _Content(digest, parent, tokens)
         self._by_hash[digest] = block
+        self._published[block] = 1
         self._children.setdefault((parent, tokens[0]), {})[block] = None
         return True
 
@@ -139,6 +150,7 @@ class BlockPool:
         if len(self._free) != self.num_blocks - 1:
             return False
         self._content.clear()
+        self._published = bytearray(self.num_blocks)
         self._evicted.clear()
         self.num_cached = 0
         self._by_hash.clear()
@@ -153,6 +165,7 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         content = self._content.pop(block)
+        self._published[block] = 0
         del self._by_hash[content.digest]
         key = (content.parent, content.tokens[0])
         siblings = self._children[key]

@@ -77,7 +77,8 @@ class PrefixCache:
         """Note that a new request asked for all its tokens, and ``num_found`` of them were there."""
         self.queries_total += request.known
         self.hits_total += num_found
-        self.misses[self._why(request, num_found)] += request.known - num_found
+        request.miss = self._why(request, num_found)
+        self.misses[request.miss] += request.known - num_found
 
     def publish(self, request: Request) -> None:
         """Offer all blocks that are full of settled tokens and whose KV is written by the steps planned so far."""
@@ -98,6 +99,8 @@ class PrefixCache:
         """Why the tokens after those found are missing."""
         size = self._pool.block_size
         index = num_found // size
+        if request.reads_prompt:
+            return "read"  # nobody looked
         if index == request.known // size or num_found == request.known - 1:
             return "partial_block"  # no full block is missing; the last token is computed in any case
         if self._pool.was_evicted(self._hash(request, index)):
@@ -153,6 +156,7 @@ class NoPrefixCache:
 
     def count(self, request: Request, num_found: int) -> None:
         """There was no query."""
+        request.miss = "off"
 
     def publish(self, request: Request) -> None:
         """Nothing is kept."""

@@ -11,16 +11,18 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.gate import Gate
+from jaxserve.engine.live import LiveEngine
 from jaxserve.engine.output import OutputProcessor
 from jaxserve.engine.startup import Started, start
+from jaxserve.engine.streams import Pace, Stream, answer_of
 from jaxserve.errors import EngineDeadError, LoadError, ModelNotFoundError, QueueFullError, RequestError
 from jaxserve.logging import get_logger
 from jaxserve.outputs import EngineStats, RequestOutput, TokenEvent
@@ -32,38 +34,16 @@ __all__ = ["AsyncLLM"]
 
 _log = get_logger(__name__)
 
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """A request whose generator is open: its number of completions, and what is to be yielded.
-
-    It has ``ended`` when its last output is in the queue, though its client may never take it out.
-    """
-
-    n: int
-    aborted: bool = False
-    ended: bool = False
-    queue: asyncio.Queue[RequestOutput | EngineDeadError] = field(default_factory=asyncio.Queue)
-
-
-class _Pace:
-    """How many seconds pass between the ends of requests lately; a place in the queue is free at each."""
-
-    def __init__(self) -> None:
-        self.seconds_per_end = 1.0
-        self._newest = time.monotonic()
-
-    def note(self) -> None:
-        """A request has ended."""
-        now = time.monotonic()
-        self.seconds_per_end += 0.1 * (min(now - self._newest, 60.0) - self.seconds_per_end)
-        self._newest = now
+_T = TypeVar("_T")
 
 
 class AsyncLLM:
     """A model for serving: an async stream per request.
 
     All methods but ``stats`` and ``check_health`` belong to the event loop on which ``generate`` was first called.
+
+    Attributes:
+        live: what it shows of itself.
     """
 
     def __init__(self, started: Started) -> None:
@@ -79,9 +59,10 @@ class AsyncLLM:
         self._input = started.input_processor()
         self._input.grammars.prepare()
         self._output = OutputProcessor(started.tokenizer)
-        self._streams: dict[str, _Stream] = {}
+        self.live = LiveEngine(started, self._output, self._ask)
+        self._streams: dict[str, Stream] = {}
         self._gate = Gate()
-        self._pace = _Pace()
+        self._pace = Pace()
         self._num_preparing = 0
         self._grammar_seconds = Timings(GRAMMAR_EDGES)
         self._count = itertools.count()
@@ -127,7 +108,7 @@ class AsyncLLM:
             raise ValueError(f"request id {request_id!r} is in use")
         self._check_queue()
         self._loop = self._loop or asyncio.get_running_loop()
-        entry = self._streams[request_id] = _Stream(params.n)
+        entry = self._streams[request_id] = Stream(params.n, self.live.journal.open(request_id, adapter))
         # The caller may use its id again while the engine still has events of the old request under way.
         engine_id = f"{request_id}#{next(self._count)}"
         lease = ExitStack()
@@ -141,6 +122,7 @@ class AsyncLLM:
                     self._input.prepare, priority=priority, cache_salt=cache_salt, adapter=key, pooling=pooling
                 )
                 requests = await asyncio.to_thread(prepare, engine_id, prompt, params)
+            entry.entry.queue(requests)
             self._output.add(request_id, prompt if isinstance(prompt, str) else None, requests, stream=stream)
             self._engine.add(requests)
             self._wake_up()
@@ -157,8 +139,7 @@ class AsyncLLM:
                 if output.finished:
                     return
         finally:
-            del self._streams[request_id]
-            self._finish(self._output.drop(request_id), FinishReason.ABORT)
+            self._forget(request_id)
             lease.close()
 
     async def abort(self, request_id: str) -> None:
@@ -197,16 +178,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while any request has blocks."""
-        self.check_health()
-        done: Future[bool] = Future()
-
-        def reset() -> None:
-            if done.set_running_or_notify_cancel():  # who asked may have gone
-                done.set_result(self._engine.scheduler.blocks.reset_prefix_cache())
-
-        self._engine.call(reset)
-        self._wake_up()
-        return await asyncio.wrap_future(done)
+        return await self._ask(self._engine.scheduler.blocks.reset_prefix_cache)
 
     # ------------------------------------------------------------------ state
     def has_begun(self, request_id: str) -> bool:
@@ -244,7 +216,7 @@ class AsyncLLM:
         self._die("the engine was shut down")
 
     # ------------------------------------------------------------------ event loop side
-    def _is_served(self, request_id: str, entry: _Stream) -> bool:
+    def _is_served(self, request_id: str, entry: Stream) -> bool:
         return self._streams.get(request_id) is entry and not entry.ended
 
     async def _take_adapter(self, name: str | None, lease: ExitStack) -> bytes | None:
@@ -290,6 +262,11 @@ class AsyncLLM:
                 retry_after=self._pace.seconds_per_end,
             )
 
+    def _forget(self, request_id: str) -> None:
+        entry = self._streams.pop(request_id).entry
+        self.live.journal.close(entry, FinishReason.ABORT if self._dead is None else FinishReason.ERROR)
+        self._finish(self._output.drop(request_id), FinishReason.ABORT)
+
     def _deliver(self, events: list[TokenEvent]) -> None:
         try:
             outputs, ended = self._output.process(events)
@@ -301,14 +278,22 @@ class AsyncLLM:
         self._finish(ended, FinishReason.STOP)
         for output in outputs:
             if (entry := self._streams.get(output.request_id)) is not None:
-                entry.queue.put_nowait(output)
-                entry.ended = output.finished
+                entry.put(output)
 
     def _finish(self, engine_ids: Sequence[str], reason: FinishReason) -> None:
         for engine_id in engine_ids:
             self._engine.finish(engine_id, reason)
         if engine_ids:
             self._wake_up()
+
+    async def _ask(self, function: Callable[[], _T]) -> _T:
+        """What a function returns between two steps, on the engine's thread. EngineDeadError: it has stopped."""
+
+        def call(run: Callable[[], None]) -> None:
+            self._engine.call(run)
+            self._wake_up()
+
+        return await answer_of(function, call, self.check_health)
 
     def _wake_up(self) -> None:
         with self._wake:

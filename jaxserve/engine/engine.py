@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import RequestError
+from jaxserve.live import Recorder
 from jaxserve.outputs import EngineStats, TokenEvent
 from jaxserve.plan import NO_DRAFTS, StepPlan
 from jaxserve.request import FinishReason, Request
@@ -74,12 +75,16 @@ class Engine:
         scheduler: decides what a step computes.
         runner: computes it.
         depth: how many steps may be in flight when the next one is planned: 1 overlaps host and device, 0 does not.
+
+    Attributes:
+        recorder: notes steps while somebody looks, None while nobody does; may be changed from any thread.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, *, depth: int) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.clock = StepClock()
+        self.recorder: Recorder | None = None
         self._depth = depth
         self._inbox: deque[Request | tuple[str, FinishReason, str | None] | Callable[[], None]] = deque()
         self._in_flight: deque[StepHandle] = deque()
@@ -208,12 +213,12 @@ class Engine:
             result = handle.result()
             now = time.perf_counter()
             self.clock.device_wait_seconds += now - began
-            self._step_seconds[handle.plan.kind].add(now - self._settled_at)
+            self._step_seconds[kind := handle.plan.kind].add(seconds := now - self._settled_at)
+            if (recorder := self.recorder) is not None:  # once: others take it away
+                recorder.note_step(handle.plan, kind, handle.padded_tokens, seconds)
             if all(len(row.tokens) == 1 for row in handle.plan.rows):
                 # While steps follow each other without a gap, one is done when the device begins the next.
-                self.scheduler.speculation.note_step(
-                    handle.padded_tokens, now - self._settled_at, proposes=handle.plan.proposes
-                )
+                self.scheduler.speculation.note_step(handle.padded_tokens, seconds, proposes=handle.plan.proposes)
             self._settled_at = now
             for event in self.scheduler.update(handle.plan, result):
                 request = self.scheduler.get(event.request_id)

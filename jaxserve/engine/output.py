@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import RequestError
+from jaxserve.live import Latency
 from jaxserve.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenEvent
 from jaxserve.plan import PromptPart, TokenLogprobs
 from jaxserve.request import FinishReason, Request
@@ -23,12 +24,17 @@ __all__ = ["OutputProcessor"]
 
 
 class OutputProcessor:
-    """Holds every request that is being answered; used from one thread."""
+    """Holds every request that is being answered; used from one thread.
+
+    Attributes:
+        latency: is told of every token while somebody looks, None while nobody does.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._answers: dict[str, _Answer] = {}
         self._completions: dict[str, _Completion] = {}
+        self.latency: Latency | None = None
 
     def add(self, request_id: str, prompt_text: str | None, requests: Sequence[Request], *, stream: bool) -> None:
         """Expect events of ``requests``, the completions of one user request in order of their index.
@@ -63,6 +69,8 @@ class OutputProcessor:
             if event.part is not None:
                 completion.answer.prompt.take(event.part)
             completion.take(event, now)
+            if event.token_ids:
+                self._note_tokens(completion, len(event.token_ids), now)
             if completion.finished:
                 del self._completions[event.request_id]
                 if event.finish is None:
@@ -72,6 +80,15 @@ class OutputProcessor:
             if output.finished:
                 del self._answers[output.request_id]
         return outputs, stopped
+
+    def _note_tokens(self, completion: _Completion, num_tokens: int, now: float) -> None:
+        before, completion.newest_at = completion.newest_at, now
+        if self.latency is None:
+            return
+        if before:
+            self.latency.note_next(num_tokens, now - before, now)
+        else:
+            self.latency.note_first(now - completion.request.arrived_at, now)
 
     def has_begun(self, request_id: str) -> bool:
         """Whether a user request that has not ended has a first token."""
@@ -172,6 +189,7 @@ class _Completion:
         self.num_preemptions = 0
         self.num_cached = 0
         self.finished = False
+        self.newest_at = 0.0
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt, params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)

@@ -210,6 +210,11 @@ class Runner:
         """Of the model's weights on the device."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a KV block in all layers, with the hidden states that lie beside it."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._state.kv)) // self.shape.num_blocks
+
     # ------------------------------------------------------------------ warm-up
     def programs(self) -> list[tuple[Programs, Any]]:
         """Every program that serving may call, as (programs, key), the smallest first."""

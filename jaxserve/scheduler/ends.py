@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,8 +42,20 @@ def check_servable(request: Request, blocks: BlockManager, max_prompt: int | Non
         )
 
 
-def append_tokens(request: Request, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-    """Append sampled tokens up to the first that ends the request; how many were kept, and why it ended if it did."""
+def append_tokens(request: Request, tokens: tuple[int, ...], num_drafts: int) -> tuple[int, FinishReason | None]:
+    """Append sampled tokens up to the first that ends the request; how many were kept, and why it ended if it did.
+
+    ``num_drafts`` were verified to get them; all but the last are such drafts.
+    """
+    if not request.output:
+        request.first_token_at = time.monotonic()
+    num_kept, reason = _append(request, tokens)
+    if num_drafts:
+        request.speculation.note(num_drafts, min(num_kept, len(tokens) - 1))
+    return num_kept, reason
+
+
+def _append(request: Request, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
     for num_kept, token in enumerate(tokens, start=1):
         request.output.append(token)
         if token in request.stop_ids:

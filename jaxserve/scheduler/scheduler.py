@@ -102,6 +102,11 @@ class Scheduler:
         """Number of requests that wait to start or to be resumed."""
         return len(self._waiting)
 
+    @property
+    def queues(self) -> tuple[RequestQueue, RequestQueue]:
+        """Running and waiting requests, in the order of service."""
+        return self._running, self._waiting
+
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of this id."""
         return self._requests.get(request_id)
@@ -251,18 +256,9 @@ class Scheduler:
 
     def _is_ready(self, request: Request, step: StepBuilder) -> bool:
         """Whether the request could start at all; one that could not lets others pass without limit."""
-        if request.pending or self._awaits_sibling(request, step):
+        if request.pending or step.awaits_sibling(request):
             return False
         return all(rule.holds_place or rule.admits(request, self._running) for rule in self._admission)
-
-    def _awaits_sibling(self, request: Request, step: StepBuilder) -> bool:
-        """Whether a sibling is about to compute the prompt that this request can then take over."""
-        sibling = request.fork_of
-        if sibling is None or sibling.finish is not None or request.preemptions:
-            return False
-        if sibling.row < 0:  # one that has lost its blocks may take long to come back; but it alone reads the prompt
-            return sibling.preemptions == 0 or sibling.reads_prompt
-        return step.computed_before(sibling) < len(request.prompt)
 
     def _find_place(self, request: Request, step: StepBuilder, reserved: int) -> Prefix | None:
         """The prefix from which the request can start in this step, None if it cannot."""
@@ -316,7 +312,7 @@ class Scheduler:
         self, request: Request, num_drafts: int, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
     ) -> TokenEvent:
         """Append sampled tokens, all but the last of which were drafts, up to the first that ends the request."""
-        num_kept, reason = append_tokens(request, tokens)
+        num_kept, reason = append_tokens(request, tokens, num_drafts)
         self.generation_tokens_total += num_kept
         self.blocks.publish(request)
         if reason is not None:

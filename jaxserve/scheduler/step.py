@@ -36,6 +36,15 @@ class StepBuilder:
         """
         return self._starts.get(request.id, request.computed)
 
+    def awaits_sibling(self, request: Request) -> bool:
+        """Whether a sibling is about to compute the prompt that the request can then take over."""
+        sibling = request.fork_of
+        if sibling is None or sibling.finish is not None or request.preemptions:
+            return False
+        if sibling.row < 0:  # one that has lost its blocks may take long to come back; but it alone reads the prompt
+            return sibling.preemptions == 0 or sibling.reads_prompt
+        return self.computed_before(sibling) < len(request.prompt)
+
     def add(self, request: Request, num_tokens: int, *, num_drafts: int = 0, most_right: int = 0, fresh: bool) -> None:
         """Compute the request's next ``num_tokens`` tokens and drafts that follow them in this step.
 
@@ -71,6 +80,8 @@ class StepBuilder:
         self.requests.append(request)
         self._starts[request.id] = 0 if fresh else start
         self.budget -= num_tokens + num_drafts
+        if start < request.owed:
+            request.chunks.append(num_tokens)
         request.computed = stop + most_right
         request.pending += samples + most_right
 

@@ -21,6 +21,7 @@ from jaxserve.server.ui import FILES, locked
 __all__ = ["Access", "Keys", "route_path"]
 
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+_LOOKING = "/debug/"
 _CONTROL_PATHS = frozenset(
     {
         "/abort",
@@ -56,8 +57,8 @@ class Keys:
 class Access:
     """Lets in whom the keys allow; without keys, everybody.
 
-    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none.
-    ``ui`` tells whether there is a page.
+    A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none; what
+    only looks (``/debug/``) does not count. ``ui`` tells whether there is a page.
     """
 
     def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int, ui: bool) -> None:
@@ -79,12 +80,13 @@ class Access:
             return
         client = self._clients.find(digest)
         # A route's pattern also matches a path with a newline behind it.
-        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS)
+        looks = path.startswith(_LOOKING)
+        refusal = self._refusal(client, controls=path.rstrip("/\n") in _CONTROL_PATHS, counts=not looks)
         if refusal is not None and refusal.status == 401 and self._ui and path == "/":
             await locked(refusal.headers)(scope, receive, send)
         elif refusal is not None:
             await refusal.response()(scope, receive, send)
-        elif client is None:
+        elif client is None or looks:
             await self._app(scope, receive, send)
         else:
             self._under_way[client] += 1
@@ -96,7 +98,7 @@ class Access:
     def _is_open(self, path: str) -> bool:
         return path in _OPEN_PATHS or (self._ui and path.startswith(FILES))
 
-    def _refusal(self, client: int | None, *, controls: bool) -> ErrorAnswer | None:
+    def _refusal(self, client: int | None, *, controls: bool, counts: bool) -> ErrorAnswer | None:
         needed = bool(self._clients) or (controls and bool(self._operators))
         if client is None and needed:
             return ErrorAnswer(
@@ -107,7 +109,7 @@ class Access:
             )
         if controls and self._operators:
             return ErrorAnswer(403, "PermissionDeniedError", "this needs a key of an operator (--admin-api-key).")
-        if client is not None and 0 < self._max_concurrency <= self._under_way[client]:
+        if counts and client is not None and 0 < self._max_concurrency <= self._under_way[client]:
             message = f"this key has {self._under_way[client]} requests under way; the limit is {self._max_concurrency}"
             message += " (--max-concurrency-per-key)."
             return ErrorAnswer(429, "RateLimitError", message, headers={"Retry-After": "1"})

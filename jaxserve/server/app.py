@@ -16,7 +16,9 @@ from jaxserve.server import (
     chat,
     completions,
     control,
+    debug,
     embeddings,
+    live,
     models,
     openapi,
     operations,
@@ -46,6 +48,9 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         served.names[0], engine.max_model_len, engine.stats, engine.config.cache, compat=config.metrics_compat
     )
     engine = with_deadlines(engine, metrics, config.ttft_timeout, config.request_timeout)
+    names = debug.Names()
+    engine = debug.with_names(engine, names)
+    viewers = live.Live(engine, served.names[0])
     intake = Intake(Rules(engine.tokenizer, config, engine.max_model_len))
     tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint, served.names[0])
     if tracer is not None:
@@ -54,6 +59,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     described = [
         *operations.routes(engine, metrics),
         *control.routes(engine),
+        *live.routes(viewers),
+        *debug.routes(engine, names, served.names[0]),
         *models.routes(served),
         *adapters.routes(engine, served),
         *tokens.routes(engine, served, turns, strict=strict),
@@ -71,6 +78,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     )
     app.state.keep_alive_seconds = config.sse_keep_alive_interval
     app.state.intake = intake
+    app.state.live = viewers
     app.state.tracer = tracer
     app.state.max_body = config.max_request_body
     app.router.redirect_slashes = False
@@ -100,6 +108,6 @@ def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> li
             ui=config.ui,
         ),
         *([] if tracer is None else [Middleware(Tracing, tracer=tracer)]),
-        Middleware(AbortOnDisconnect, note=metrics.client_gone),
+        Middleware(AbortOnDisconnect, note=metrics.client_gone, endless=frozenset({live.LIVE_PATH})),
         Middleware(AnswerErrors),
     ]

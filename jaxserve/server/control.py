@@ -14,6 +14,7 @@ from jaxserve import __version__
 from jaxserve.errors import RequestError
 from jaxserve.server.errors import NotFoundError
 from jaxserve.server.jsonio import read_object, respond
+from jaxserve.server.live_events import answer_id
 from jaxserve.server.protocol import Engine
 from jaxserve.server.schema import Body
 
@@ -66,11 +67,11 @@ def routes(engine: Engine) -> list[Route]:
         if bool(body.all) == (body.request_ids is not None):
             raise RequestError("give either request_ids or all: true.", "request_ids")
         wanted = set(body.request_ids or ())
-        found: dict[str, None] = {}  # an answer's id is the stem of those of its prompts
+        found: dict[str, None] = {}
         for open_id in engine.open_requests():
-            answer_id = open_id.rpartition("-")[0]
-            if body.all or answer_id in wanted:
-                found[answer_id] = None
+            answer = answer_id(open_id)
+            if body.all or answer in wanted:
+                found[answer] = None
                 await engine.abort(open_id)
         if wanted and not found:
             raise NotFoundError("none of the request_ids is being answered.", "request_ids")

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,9 +17,12 @@ from jaxserve.logging import get_logger
 from jaxserve.server.access import route_path
 from jaxserve.server.errors import describe
 
-__all__ = ["AbortOnDisconnect", "AnswerErrors", "RequestId"]
+__all__ = ["HTTP_ID", "AbortOnDisconnect", "AnswerErrors", "RequestId"]
 
 _log = get_logger("jaxserve.server.access")
+
+HTTP_ID: ContextVar[str] = ContextVar("HTTP_ID", default="")
+"""The ``X-Request-Id`` of what is being served: every endpoint would have to hand it through, and none looks at it."""
 
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_PATH = 256
@@ -51,9 +55,11 @@ class RequestId:
                 status = message["status"]
             await send(message)
 
+        of_task = HTTP_ID.set(request_id)
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            HTTP_ID.reset(of_task)
             if self._unlogged is not None and route_path(scope) not in self._unlogged:
                 # Quoted: a path holds what a client likes, line breaks too.
                 path = quote(scope["path"][:_LONGEST_PATH])
@@ -65,12 +71,14 @@ class AbortOnDisconnect:
     """Cancels the work on a request whose client has gone.
 
     Whatever the work waits for (the queue, the next token, a slow reader), the cancellation reaches the engine's
-    generator, which aborts the request. ``note`` is told whether the answer had begun.
+    generator, which aborts the request. ``note`` is told whether the answer had begun, but for paths in ``endless``:
+    their answers have no other end.
     """
 
-    def __init__(self, app: ASGIApp, note: Callable[[bool], None]) -> None:
+    def __init__(self, app: ASGIApp, note: Callable[[bool], None], endless: Collection[str] = ()) -> None:
         self._app = app
         self._note = note
+        self._endless = endless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +97,8 @@ class AbortOnDisconnect:
             # The connection also counts as gone once the answer is out; the work ends by itself then.
             if not answered:
                 gone = True
-                self._note(begun)
+                if route_path(scope) not in self._endless:
+                    self._note(begun)
                 working.cancel()
 
         async def send_and_note(message: Message) -> None:

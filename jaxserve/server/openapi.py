@@ -40,6 +40,9 @@ _BODIES: dict[str, type[BaseModel]] = {
 
 _SUMMARIES = {
     "/abort": "End answers that are being given",
+    "/debug/live": "Blocks, requests and steps as they change: events for as long as somebody looks",
+    "/debug/requests": "Requests by state",
+    "/debug/requests/{id}": "What became of a request, and what took its time",
     "/detokenize": "Token ids to text",
     "/docs": "This page",
     "/health": "Whether the engine lives",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from jaxserve.config import EngineConfig
+from jaxserve.live import EngineShape, Journal, Snapshot
 from jaxserve.outputs import AdapterInfo, EngineStats, RequestOutput
 from jaxserve.sampling_params import SamplingParams
 
-__all__ = ["Adapters", "Engine", "Tokenizer"]
+__all__ = ["Adapters", "Engine", "LiveEngine", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -77,6 +79,24 @@ class Adapters(Protocol):
         ...
 
 
+class LiveEngine(Protocol):
+    """What an engine shows of itself while it works, to its event loop."""
+
+    @property
+    def shape(self) -> EngineShape: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """While this is open by anybody, the engine notes steps and waits, and snapshots can be taken."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """This moment, also of an engine that is idle or paused. EngineDeadError: it has stopped."""
+        ...
+
+
 class Engine(Protocol):
     """An engine as seen from an event loop."""
 
@@ -99,6 +119,9 @@ class Engine(Protocol):
 
     @property
     def adapters(self) -> Adapters: ...
+
+    @property
+    def live(self) -> LiveEngine: ...
 
     def generate(
         self,

@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -64,7 +65,7 @@ def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None 
     # Threads that render chats and make requests give way to the event loop after a millisecond instead of five.
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        _Server(settings, engine, config, certificate).run(sockets=[sock])
+        _Server(settings, engine, config, certificate, app.state.live.close).run(sockets=[sock])
     finally:
         app.state.intake.close()
         if app.state.tracer is not None:
@@ -76,10 +77,17 @@ def run_server(engine: Engine, config: ServerConfig, sock: socket.socket | None 
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, settings: uvicorn.Config, engine: Engine, config: ServerConfig, certificate: Certificate | None
+        self,
+        settings: uvicorn.Config,
+        engine: Engine,
+        config: ServerConfig,
+        certificate: Certificate | None,
+        end_endless: Callable[[], None],
     ) -> None:
+        """``end_endless`` ends the streams that would go on for ever."""
         super().__init__(settings)
         self._engine = engine
+        self._end_endless = end_endless
         self._drain_seconds = config.shutdown_timeout
         self._certificate = certificate if config.enable_ssl_refresh else None
         self._scheme = "http" if certificate is None else "https"
@@ -106,6 +114,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end_endless()
         closing = asyncio.create_task(super().shutdown(sockets))
         deadline = asyncio.get_running_loop().time() + self._drain_seconds
         while not (closing.done() or self._hurry or asyncio.get_running_loop().time() >= deadline):

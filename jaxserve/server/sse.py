@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from jaxserve.server.errors import describe
 from jaxserve.server.jsonio import dumps
 
-__all__ = ["EventStream", "NamedEventStream"]
+__all__ = ["Event", "EventStream", "NamedEventStream"]
 
 Event = dict[str, Any]
 

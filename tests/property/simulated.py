@@ -361,6 +361,7 @@ def check_blocks(blocks: BlockManager, requests: Iterable[Request]) -> None:
         for block in request.blocks:
             uses[block] += 1
     free = pool.free_blocks()
-    assert pool.refs == uses
+    assert list(pool.refs) == uses
+    assert [block for block, published in enumerate(pool.state()[1]) if published] == sorted(pool._content)
     assert pool.num_cached == sum(block in pool._content for block in free)
     assert sorted(free) == [block for block in range(1, pool.num_blocks) if not uses[block]]

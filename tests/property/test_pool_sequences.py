@@ -66,7 +66,7 @@ class PoolSequences(RuleBasedStateMachine):
     @invariant()
     def references_are_table_uses(self) -> None:
         uses = Counter(block for table in self.tables for block in table)
-        assert self.pool.refs == [1, *(uses[block] for block in range(1, self.pool.num_blocks))]
+        assert list(self.pool.refs) == [1, *(uses[block] for block in range(1, self.pool.num_blocks))]
 
     @invariant()
     def free_and_used_are_all(self) -> None:

@@ -31,8 +31,10 @@ from jaxserve.outputs import (
     RequestOutput,
     SpeculationStats,
 )
+from jaxserve.request import FinishReason
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.timings import ADAPTER_EDGES, STEP_EDGES, Timings
+from tests.server.fake_live import FakeLive
 
 EOS = 256
 SCRIPT = "Hello wörld 🦙 日本, once upon a time there was "
@@ -160,6 +162,7 @@ class FakeEngine:
     shutdowns: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.live = FakeLive(self.stats, self.check_health)
         for seconds in (0.015, 0.5):
             self.step_seconds.add(seconds)
 
@@ -190,6 +193,9 @@ class FakeEngine:
         text = prompt if isinstance(prompt, str) else None
         self.waiting.add(request_id)
         completions = [_Completion(i, params, self.max_model_len - len(ids), self.says) for i in range(params.n)]
+        entry = self.live.journal.open(request_id, adapter)
+        requests = self.live.make(request_id, ids, params)
+        entry.queue(requests)
         ended = False
         try:
             while len(self.running) >= self.max_running:
@@ -197,6 +203,8 @@ class FakeEngine:
             self.waiting.remove(request_id)
             self.running.add(request_id)
             times.scheduled_at = time.monotonic()
+            for request in requests:
+                self.live.begin(request)
             while not ended:
                 await asyncio.sleep(self.seconds_per_token)
                 self.check_health()
@@ -206,6 +214,10 @@ class FakeEngine:
                     return
                 times.speculation.note(num_drafts=2, num_accepted=1)
                 outputs = [output for c in completions if (output := self._advance(c)) is not None]
+                for output in outputs:
+                    for token in output.token_ids:
+                        self.live.say(requests[output.index], token)
+                entry.note(RequestOutput(request_id, text, ids, outputs, False))
                 times.first_token_at = times.first_token_at or time.monotonic()
                 self.begun.add(request_id)
                 ended = all(c.finish_reason for c in completions)
@@ -221,6 +233,9 @@ class FakeEngine:
                 whole = [c.whole for c in completions]
                 yield RequestOutput(request_id, text, ids, whole, True, 16 if len(ids) > 16 else 0, times, of_prompt)
         finally:
+            for request in requests:
+                self.live.end(request)
+            self.live.journal.close(entry, FinishReason.ABORT)
             self.aborted += not ended
             self.running.discard(request_id)
             self.waiting.discard(request_id)
