@@ -244,7 +244,7 @@ class Table {
 /** What this server's own pool wastes at the moment. */
 class PoolCard {
   constructor() {
-    this._text = element("p", { id: "calculator-pool" });
+    this._text = element("p", { id: "calculator-live" });
     this._start = null;
     this.root = element("section", { class: "card" }, element("h2", {}, "The pool of this server, now"), this._text);
   }

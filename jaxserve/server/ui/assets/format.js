@@ -11,12 +11,12 @@ export function count(value) {
 export function figure(value) {
   if (value == null) return NONE;
   const digits = Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
-  const isExact = Number(value.toFixed(digits)) === value;
+  const isExact = Math.abs(Number(value.toFixed(digits)) - value) <= 1e-9 * Math.abs(value);
   return value.toLocaleString("en", { minimumFractionDigits: isExact ? 0 : digits, maximumFractionDigits: digits });
 }
 
 export function percent(share) {
-  if (share == null || Number.isNaN(share)) return NONE;
+  if (share == null || !Number.isFinite(share)) return NONE;
   const value = 100 * share;
   return `${value > 0 && value < 10 ? value.toFixed(1) : Math.round(value)} %`;
 }
@@ -34,7 +34,7 @@ export function bytes(value) {
 
 export function duration(seconds) {
   if (seconds == null) return NONE;
-  if (seconds < 1e-3) return `${figure(1e6 * seconds)} µs`;
+  if (seconds > 0 && seconds < 1e-3) return `${figure(1e6 * seconds)} µs`;
   if (seconds < 1) return `${figure(1e3 * seconds)} ms`;
   if (seconds < 120) return `${figure(seconds)} s`;
   if (seconds < 7200) return `${figure(seconds / 60)} min`;

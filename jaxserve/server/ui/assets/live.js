@@ -135,9 +135,11 @@ class Live {
       this._map.highlight(null);
       return;
     }
-    const members = new Uint8Array(this._pool.size);
-    for (const block of this._table) members[block - 1] = 1;
-    for (const key of keys) this._pool.owners.forEach((owner, cell) => (members[cell] |= owner === key));
+    const { owners, refs, size } = this._pool;
+    const members = new Uint8Array(size);
+    // The table may be a second old: a block of it that one other request has now is no longer of this one.
+    for (const block of this._table) members[block - 1] = Number(refs[block - 1] > 1 || (keys.size === 0 && refs[block - 1] > 0));
+    for (const key of keys) owners.forEach((owner, cell) => (members[cell] |= owner === key));
     this._map.highlight(members);
   }
 
@@ -190,9 +192,7 @@ class Live {
       "div",
       { class: "live-bar" },
       element("p", { class: "live-status" }, this._dot, this._status),
-      element("label", { htmlFor: "live-interval" }, "Updates"),
-      select,
-      this._pause,
+      element("span", { class: "live-actions" }, element("label", { htmlFor: "live-interval" }, "Updates"), select, this._pause),
     );
   }
 

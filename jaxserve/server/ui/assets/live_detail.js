@@ -31,6 +31,7 @@ export class Detail {
     this._drafts = new Bars("detail-drafts", "Accepted drafts by position");
     this._missTitle = element("h3", {}, "Not found in the prefix cache, and why");
     this._draftTitle = element("h3", {}, "Drafts accepted by position");
+    this._completions = element("div", { hidden: true });
     this._blocks = element("p", { class: "mono block-table" });
     this._blocksTitle = element("summary", {}, "Block table");
     this._blocksBox = element("details", { open: true }, this._blocksTitle, this._blocks);
@@ -44,6 +45,7 @@ export class Detail {
       this._misses.root,
       this._draftTitle,
       this._drafts.root,
+      this._completions,
       this._blocksBox,
     );
     this.root = element(
@@ -108,14 +110,30 @@ export class Detail {
     ];
     const { proposed, accepted } = found.drafts ?? { proposed: 0 };
     if (proposed) facts.push(["Drafts", `${count(accepted)} of ${count(proposed)} accepted (${percent(accepted / proposed)})`]);
-    if (found.completions?.length > 1) facts.push(["Completions", count(found.completions.length)]);
     this._facts.replaceChildren(...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
     const missed = missBars(found.misses, found.prompt_tokens);
     this._missTitle.hidden = missed.length === 0;
     this._misses.set(missed);
     this._draftTitle.hidden = !proposed;
     this._drafts.set(proposed ? draftBars(found.drafts) : []);
+    this._showCompletions(found.completions ?? []);
     this._showTable(found);
+  }
+
+  _showCompletions(completions) {
+    this._completions.hidden = completions.length === 0;
+    this._completions.replaceChildren(
+      element("h3", {}, `${count(completions.length)} completions`),
+      ...completions.map((each, i) =>
+        element(
+          "p",
+          {},
+          `${i + 1}: ${[each.state, each.finish_reason].filter(Boolean).join(", ")}; ${count(each.cached_tokens)} of ` +
+            `${count(each.prompt_tokens)} prompt tokens cached, ${count(each.output_tokens)} generated in ` +
+            `${duration(each.times.total)}.`,
+        ),
+      ),
+    );
   }
 
   _showTimes(times) {
@@ -136,8 +154,8 @@ export class Detail {
     );
   }
 
-  _showTable({ block_table: table = [], block_size: size }) {
-    this._ontable(table);
+  _showTable({ block_table: table = [], block_size: size, completions = [] }) {
+    this._ontable([...new Set([...table, ...completions.flatMap((each) => each.block_table)])]);
     this._blocksBox.hidden = table.length === 0;
     setText(this._blocksTitle, `Block table: ${count(table.length)} blocks of ${count(size)} tokens, marked in the map`);
     const rest = table.length > MOST_LISTED ? ` … and ${count(table.length - MOST_LISTED)} more` : "";
