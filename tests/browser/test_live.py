@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.server import bind
 from tests.browser.feed import Feed
+from tests.server.fake import FakeEngine
 from tests.server.serving import running
 
 if TYPE_CHECKING:
@@ -324,3 +327,29 @@ def test_the_calculator_stands_beside_the_pool(watch: Watch) -> None:
     assert page.get_by_role("spinbutton", name="Longest context").get_attribute("max") == "8192"
     page.get_by_role("link", name="Chat").click()
     until(lambda: feed.num_watchers == 0, "another view")
+
+
+def test_a_server_is_seen_from_its_first_request_to_its_last(
+    serve: Callable[..., str], open_page: Open, screenshot: Shoot
+) -> None:
+    url = serve(FakeEngine(seconds_per_token=0.02, says="word " * 40))
+    page = open_page(f"{url}/#live")
+    status(page, "Connected")
+    assert all_blocks(page) == {"Free": 100, "Cached": 0, "Active": 0, "Shared": 0}
+    body = {"model": "fake-model", "prompt": "x" * 200, "max_tokens": 200}
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=30) for _ in range(4)]
+        until(lambda: blocks(page, "Active") >= 4 and page.locator("#live-requests tbody tr").count() == 4, "a load")
+        page.locator("#live-requests a").first.click()
+        detail = page.locator("#live-detail")
+        detail.get_by_text("running").first.wait_for()
+        until(lambda: "Block table: " in detail.inner_text(), "its blocks")
+        screenshot(page, "live-served")
+        ids = {answer.result().raise_for_status().json()["id"] for answer in answers}
+    until(lambda: blocks(page, "Active") == 0 and page.locator("#live-running").inner_text() == "0", "the end")
+    detail.get_by_text("finished, ").wait_for()
+    assert detail.locator("h2 .mono").inner_text() in ids
+    assert int(page.locator("#live-latency tbody tr").first.locator("td").last.inner_text()) > 0
+    page.get_by_label("Request id").fill("nobody")
+    page.get_by_role("button", name="Show").click()
+    detail.get_by_text("is known").wait_for()

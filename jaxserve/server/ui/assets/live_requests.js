@@ -50,18 +50,18 @@ export class Requests {
     const queued = counts.waiting + counts.preparing;
     setText(this._note, total ? `${count(counts.running)} running, ${count(queued)} in the queue${rest}.` : "None.");
     this._scroll.hidden = total === 0;
-    const ids = new Set(requests.map(({ id, key }) => `${id} ${key}`));
-    for (const [id, row] of this._rows) {
-      if (ids.has(id)) continue;
-      row.root.remove();
-      this._rows.delete(id);
-    }
+    const shown = new Set();
     requests.forEach((request, i) => {
-      const id = `${request.id} ${request.key}`;
-      const row = this._rows.get(id) ?? this._add(id, request);
+      const key = nextKey(request.id, shown);
+      const row = this._rows.get(key) ?? this._add(key, request);
       this._fill(row, request);
       if (this._body.children[i] !== row.root) this._body.insertBefore(row.root, this._body.children[i] ?? null);
     });
+    for (const [key, row] of this._rows) {
+      if (shown.has(key)) continue;
+      row.root.remove();
+      this._rows.delete(key);
+    }
     for (const [name, has] of Object.entries(RARE)) {
       this._columns[COLUMNS.indexOf(name)].classList.toggle("is-empty", !requests.some(has));
     }
@@ -154,4 +154,12 @@ export class Requests {
       this._finished.replaceChildren(element("li", { class: "error" }, error.message));
     }
   }
+}
+
+/** Completions of one request have its id in common: its first row has the key "id 0", the next one "id 1". */
+function nextKey(id, shown) {
+  let number = 0;
+  while (shown.has(`${id} ${number}`)) number += 1;
+  shown.add(`${id} ${number}`);
+  return `${id} ${number}`;
 }
