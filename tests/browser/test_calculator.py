@@ -113,6 +113,21 @@ def test_both_ways_are_compared_as_in_python(page: Page) -> None:
     assert (empty["poolBlocks"], empty["contiguous"]["fits"], empty["paged"]["fits"]) == (0, 0, 0)
 
 
+def test_sessions_fit_as_planned(page: Page) -> None:
+    sessions = pytest.importorskip("jaxserve.sizing.sessions", reason="this version plans nothing")
+    for context, size in ((8192, 16), (1000, 16), (1000, 128), (1, 8)):
+        given = GIVEN | {"mean": context, "spread": 0, "blockSize": size}
+        found = in_page(page, "m.compare(g)", given)
+        mix = sessions.mix_of(
+            [context], num_blocks=found["poolBlocks"] + 1, block_size=size, max_context=8192, token_bytes=128 * KIB
+        )
+        for side in ("paged", "contiguous"):
+            planned = getattr(mix, side)
+            assert found[side]["fits"] == planned.sessions
+            assert found[side]["reserved"] / given["sessions"] == planned.tokens
+            assert found[side]["waste"] == pytest.approx(planned.wasted)
+
+
 def test_many_small_sessions_are_counted_from_their_mean(page: Page) -> None:
     given = {
         "tokenBytes": 1,
