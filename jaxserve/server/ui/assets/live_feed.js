@@ -72,10 +72,12 @@ export class LiveFeed {
     const inner = new AbortController();
     const end = () => inner.abort();
     outer.addEventListener("abort", end);
-    let alarm = setTimeout(end, SILENCE);
+    let alarm = 0;
     let hasStarted = false;
     try {
       const response = await this._api.request(`debug/live?interval=${this._interval}`, { signal: inner.signal });
+      // Not before: whoever is asked for a key may think it over.
+      alarm = setTimeout(end, SILENCE);
       for await (const { event, data } of this._api.events(response)) {
         if (outer.aborted) return "";
         clearTimeout(alarm);
