@@ -76,7 +76,7 @@ export class Latencies {
     const heads = ["p50", "p90", "p99", "samples"].map((name) => element("th", { class: "number", scope: "col" }, name));
     this.root = element(
       "section",
-      { class: "card" },
+      { class: "card wide" },
       element("h2", {}, "Latency, last minute"),
       element(
         "table",
