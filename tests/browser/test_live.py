@@ -133,7 +133,7 @@ def test_blocks_and_steps_are_told_by_mouse_and_keyboard(watch: Watch) -> None:
     page.keyboard.press("ArrowRight")
     assert said.inner_text().startswith("Block 2: ")
     page.keyboard.press("End")
-    assert said.inner_text() == "Block 600: free."
+    assert said.inner_text().startswith("Block 600: ")
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="Close").wait_for()
@@ -241,7 +241,7 @@ def test_a_large_pool_is_shown_whole(watch: Watch, screenshot: Shoot) -> None:
     frame.focus()
     page.keyboard.press("Home")
     page.keyboard.press("End")
-    assert page.locator("#map-cell").inner_text() == "Block 100,000: free."
+    assert page.locator("#map-cell").inner_text().startswith("Block 100,000: ")
     assert frame.evaluate("e => e.scrollTop") > 0
     page.get_by_label("Blocks as large as fit").click()
     assert frame.evaluate("e => e.scrollHeight <= e.clientHeight + 1")
