@@ -40,6 +40,7 @@ class Live {
     this._chosen = null;
     this._table = [];
     this._names = new Map();
+    this._announced = "";
     this._isShown = false;
     this._isPaused = false;
     const { api } = context;
@@ -205,7 +206,11 @@ class Live {
   _showStatus(status, detail) {
     this._dot.dataset.status = status;
     const text = `${STATUSES[status]} ${detail}`.trim();
-    if (status !== "connecting" && !text.startsWith(this._status.textContent)) this._context.announce(text);
+    // Said once, however often it is tried again.
+    if (status !== "connecting" && status !== this._announced) {
+      this._announced = status;
+      this._context.announce(text);
+    }
     setText(this._status, text);
   }
 }
