@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pytest
-
 from jaxserve.outputs import AdapterInfo
 from tests.server.fake import FakeAdapters, FakeEngine
 
@@ -177,13 +175,14 @@ def test_markdown_and_code(serve: Serve, open_page: Open, screenshot: Shoot) -> 
     screenshot(page, "chat-dark")
 
 
-@pytest.mark.parametrize("by", ["answer", "prompt"])
-def test_nothing_that_is_said_becomes_a_part_of_the_page(
-    serve: Serve, open_page: Open, screenshot: Shoot, by: str
-) -> None:
-    page = open_page(serve(FakeEngine(says=ATTACK if by == "answer" else "ok", max_model_len=4096)))
-    answer = finished(page, ask(page, ATTACK if by == "prompt" else "Attack"))
+def test_nothing_that_is_said_becomes_a_part_of_the_page(serve: Serve, open_page: Open, screenshot: Shoot) -> None:
+    name = '"><img src=x onerror=alert(1)>'
+    page = open_page(serve(FakeEngine(says=ATTACK, max_model_len=4096, model_name=name)))
+    answer = finished(page, ask(page, ATTACK))
+    assert answer.locator(".who").inner_text() == name
+    assert page.locator("#served").inner_text() == name
     log = page.locator(".log")
+    assert page.locator("img:not(.brand img)").count() == 0
     assert log.locator("script, img, svg, iframe, style, form, input, math, object, embed").count() == 0
     attributes = log.evaluate(
         "log => [...log.querySelectorAll('*')].flatMap(e => [...e.attributes].map(a => `${a.name}=${a.value}`))"
@@ -191,22 +190,11 @@ def test_nothing_that_is_said_becomes_a_part_of_the_page(
     assert not [a for a in attributes if re.match(r"on|srcdoc=|style=|formaction=", a)]
     hrefs = log.evaluate("log => [...log.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))")
     assert not [href for href in hrefs if not re.match(r"https://|#live/", href)]
-    shown = log.inner_text()
-    assert "<script>alert(1)</script>" in shown
-    assert 'onerror="alert(2)"' in shown
-    if by == "answer":
-        assert {"https://good.test/", "https://evil.test/pixel.png"} <= set(hrefs)
-        screenshot(page, "chat-attack")
-    assert answer.is_visible()
-
-
-def test_names_of_models_are_text(serve: Serve, open_page: Open) -> None:
-    name = '"><img src=x onerror=alert(1)>'
-    page = open_page(serve(FakeEngine(says="ok", model_name=name)))
-    answer = finished(page, ask(page, "Hi"))
-    assert answer.locator(".who").inner_text() == name
-    assert page.locator("#served").inner_text() == name
-    assert page.locator("img[src=x]").count() == 0
+    assert {"https://good.test/", "https://evil.test/pixel.png"} <= set(hrefs)
+    for text in (log.locator(".bubble").inner_text(), answer.inner_text()):
+        assert "<script>alert(1)</script>" in text
+        assert 'onerror="alert(2)"' in text
+    screenshot(page, "chat-attack")
 
 
 def test_errors_are_readable(serve: Serve, open_page: Open) -> None:
@@ -217,11 +205,11 @@ def test_errors_are_readable(serve: Serve, open_page: Open) -> None:
     answer = finished(page, ask(page, "Hi"))
     assert "Hel" in answer.locator(".markdown").inner_text()
     assert answer.locator(".error").inner_text() == "the engine failed to generate this answer: the fake fails."
-
-
-def test_a_model_without_a_template_says_so(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(FakeEngine()))
     body = '{"error": {"message": "This model has no chat template to use: none", "type": "BadRequestError"}}'
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body=body))
     answer = finished(page, ask(page, "Hi"))
     assert "POST /v1/completions" in answer.locator(".error").inner_text()
+    page.unroute_all()
+    page.context.set_offline(True)
+    answer = finished(page, ask(page, "Hi"))
+    assert answer.locator(".error").inner_text() == "The server cannot be reached."
