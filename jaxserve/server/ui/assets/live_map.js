@@ -53,6 +53,7 @@ export class BlockMap {
   show(pool) {
     this._pool = pool;
     this._members = null;
+    if (this._cursor >= pool.size) this._cursor = -1;
     this.layout();
   }
 
