@@ -74,7 +74,7 @@ class Host:
 
 
 def measure_map(num_blocks: int, num_requests: int, repeats: int) -> dict[str, float]:
-    """Medians, in milliseconds and bytes."""
+    """Medians, in bytes and milliseconds: of CPU time, which is what they take where nobody else wants the core."""
     host = Host(num_blocks, num_requests)
     recorder = Recorder(host.scheduler)
     shape = EngineShape(BLOCK_SIZE, num_blocks, 1, num_requests, 2048, 1, 1, 1, 2, 1)
@@ -82,9 +82,9 @@ def measure_map(num_blocks: int, num_requests: int, repeats: int) -> dict[str, f
     found: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[..., Any], *given: Any) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()
         result = work(*given)
-        found.setdefault(name, []).append(1e3 * (time.perf_counter() - began))
+        found.setdefault(name, []).append(1e3 * (time.thread_time() - began))
         return result
 
     for _ in range(repeats):
@@ -115,6 +115,7 @@ async def _hold(host: Host, recorder: Recorder, painter: Painter, repeats: int) 
     for _ in range(STEPS_BETWEEN):
         host.step(recorder)
     snapshot = recorder.take(EngineStats())
+    sys.setswitchinterval(0.001)  # as the server does
     watching = asyncio.create_task(watch())
     for _ in range(repeats):
         picture = await asyncio.to_thread(painter.draw, snapshot, (0, ()))
