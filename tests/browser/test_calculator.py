@@ -55,7 +55,8 @@ def in_page(page: Page, expression: str, given: object = None) -> Any:
 def expected(given: dict[str, float]) -> dict[str, Any]:
     """What compare() has to say, from the formulas alone."""
     variance = math.log1p(given["spread"] ** 2)
-    center, size, longest = math.log(given["mean"]) - variance / 2, given["blockSize"], given["maxLength"]
+    center = math.log(given["mean"]) - variance / 2
+    size, longest = int(given["blockSize"]), int(given["maxLength"])
 
     def context(i: int) -> int:
         drawn = math.exp(center + math.sqrt(variance) * NormalDist().inv_cdf((0.5 + i * GOLDEN) % 1))

@@ -54,7 +54,8 @@ async def test_scripts_are_told_from_text_by_a_strict_policy(client: httpx.Async
 def test_scripts_make_no_html_of_strings_and_know_no_other_host(name: str) -> None:
     source = (ASSETS / name).read_text(encoding="utf-8")
     assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://(?!www\.w3\.org)", source
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|https?://(?!www\.w3\.org)",
+        source,
     )
     for imported in re.findall(r'from "([^"]+)"', source):
         assert imported.startswith("./")
