@@ -10,7 +10,7 @@
 # PyTorch's index of CPU wheels in PIP_EXTRA_INDEX_URL.
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test test-clients check clean
+.PHONY: help venv serve test test-browser test-clients check clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -39,6 +39,7 @@ endif
 help:
 	@echo "make serve   set up and serve $(MODEL) at http://127.0.0.1:8000 (MODEL=..., ARGS=\"--port 9000\")"
 	@echo "make test    set up, run static checks and all tests (ARGS=\"-k prefix\" is handed to pytest)"
+	@echo "make test-browser  set up and test the page in chromium alone; pictures lie in build/screenshots afterwards"
 	@echo "make test-clients  set up clients that others wrote in an environment of their own, and run them against the server"
 	@echo "make check   set up, run static checks only"
 	@echo "make venv    set up what serving needs, in $(VENV)"
@@ -53,6 +54,9 @@ serve: $(RUNTIME)
 # ARGS="-n 0" runs them in one process.
 test: check $(CUDA_AOT)
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs $(WORKERS) $(ARGS)
+
+test-browser: $(DEVELOP)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python -m pytest -q -rs -m browser tests $(ARGS)
 
 test-clients: $(CLIENTS)/.stamp
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(CLIENTS)/bin/python -m pytest -q -rs -m clients tests/clients $(ARGS)

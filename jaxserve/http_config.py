@@ -55,6 +55,7 @@ class HttpConfig:
         15.0, "Seconds without an event after which a stream gets an empty line, so that proxies keep it; 0 sends none."
     )
     shutdown_timeout: float = flag(30.0, "Seconds that running requests may still take after SIGTERM.")
+    ui: bool = flag(True, "Serve the page at /: chat, live view and calculator.")
     metrics_compat: str = flag(
         "vllm", "Names under which metrics are shown beside jaxserve's own.", choices=("vllm", "none")
     )

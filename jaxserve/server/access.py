@@ -1,7 +1,8 @@
 """Who may ask what: keys of clients, keys of operators, and how much one key may have under way.
 
-Only the paths that tell whether the server lives are open to everybody. What controls the server for all needs a key of
-an operator where there are any; such a key is good for all else too.
+Only the paths that tell whether the server lives are open to everybody, and the files of the page. A browser sends no
+key by itself, so ``/`` answers who has none with that page, as a refusal, and the page asks for one. What controls the
+server for all needs a key of an operator where there are any; such a key is good for all else too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.server.errors import ErrorAnswer
+from jaxserve.server.ui import FILES, locked
 
 __all__ = ["Access", "Keys", "held", "route_path"]
 
@@ -60,18 +62,20 @@ class Access:
 
     A key with ``max_concurrency`` requests under way gets 429 for more; 0 is no limit. Operators have none. Requests
     that ask for no work (a GET, or to end a response that is written in the background) are not counted, nor refused.
+    ``ui`` tells whether there is a page.
     """
 
-    def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int) -> None:
+    def __init__(self, app: ASGIApp, clients: Keys, operators: Keys, max_concurrency: int, ui: bool) -> None:
         self._app = app
         self._clients = clients
         self._operators = operators
         self._max_concurrency = max_concurrency
+        self._ui = ui
         self._under_way: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope) if scope["type"] == "http" else None
-        if path is None or path in _OPEN_PATHS or not (self._clients or self._operators):
+        if path is None or self._is_open(path) or not (self._clients or self._operators):
             await self._app(scope, receive, send)
             return
         digest = _digest(_given(Headers(scope=scope)))
@@ -83,7 +87,9 @@ class Access:
         controls = path.rstrip("/\n") in _CONTROL_PATHS
         works = scope["method"] == "POST" and not path.endswith("/cancel")
         refusal = self._refusal(client, controls=controls, works=works)
-        if refusal is not None:
+        if refusal is not None and refusal.status == 401 and self._ui and path == "/":
+            await locked(refusal.headers)(scope, receive, send)
+        elif refusal is not None:
             await refusal.response()(scope, receive, send)
         elif client is None or not works:
             await self._app(scope, receive, send)
@@ -99,6 +105,9 @@ class Access:
             yield
         finally:
             self._under_way[client] -= 1
+
+    def _is_open(self, path: str) -> bool:
+        return path in _OPEN_PATHS or (self._ui and path.startswith(FILES))
 
     def _refusal(self, client: int | None, *, controls: bool, works: bool) -> ErrorAnswer | None:
         needed = bool(self._clients) or (controls and bool(self._operators))

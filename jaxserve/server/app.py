@@ -25,6 +25,7 @@ from jaxserve.server import (
     responses,
     scores,
     tokens,
+    ui,
 )
 from jaxserve.server.access import Access, Keys
 from jaxserve.server.bodies import Rules
@@ -71,7 +72,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         *scores.routes(engine, served, metrics, intake),
     ]
     app = Starlette(
-        routes=[*described, *openapi.routes(described)],
+        routes=[*described, *openapi.routes(described), *(ui.routes() if config.ui else [])],
         middleware=_around(config, metrics, tracer),
         exception_handlers={JaxserveError: handle, HTTPException: handle},
     )
@@ -104,6 +105,7 @@ def _around(config: ServerConfig, metrics: Metrics, tracer: Tracer | None) -> li
             clients=Keys(config.client_keys()),
             operators=Keys(config.admin_api_key),
             max_concurrency=config.max_concurrency_per_key,
+            ui=config.ui,
         ),
         *([] if tracer is None else [Middleware(Tracing, tracer=tracer)]),
         Middleware(AbortOnDisconnect, note=metrics.client_gone, endless=frozenset({live.LIVE_PATH})),

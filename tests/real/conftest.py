@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from jaxserve import LLM
+from tests.browser.conftest import browser as browser
+from tests.browser.conftest import open_page as open_page
 
 SETTINGS: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
