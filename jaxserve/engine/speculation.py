@@ -182,6 +182,7 @@ def make_speculation(settings: SpeculativeSettings | None, buckets: Buckets, pro
     return AdaptiveSpeculation(
         settings.num_drafts,
         pad=lambda tokens, rows: buckets.pick(tokens, rows, has_prefill=False).tokens,
+        max_tokens=buckets.max_places,
         lookahead=lookahead,
         max_depth=max_depth,
     )

@@ -95,4 +95,7 @@ def _growing(first: int, last: int) -> tuple[int, ...]:
 
 
 def _at_least(sizes: tuple[int, ...], wanted: int) -> int:
-    return next(size for size in sizes if size >= wanted)
+    size = next((size for size in sizes if size >= wanted), None)
+    if size is None:  # no StopIteration, which generators take for their end
+        raise AssertionError(f"nothing is as large as {wanted}; the largest is {sizes[-1]}")
+    return size

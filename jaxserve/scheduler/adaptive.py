@@ -129,15 +129,22 @@ class AdaptiveSpeculation(NoSpeculation):
     Args:
         num_drafts: most per request and step.
         pad: the padded size of a step of so many tokens and rows.
+        max_tokens: most tokens of a step.
         lookahead, max_depth: see ``Speculation``; without a depth, drafts are chains.
     """
 
     def __init__(
-        self, num_drafts: int, pad: Callable[[int, int], int], lookahead: int = 0, max_depth: int | None = None
+        self,
+        num_drafts: int,
+        pad: Callable[[int, int], int],
+        max_tokens: int,
+        lookahead: int = 0,
+        max_depth: int | None = None,
     ) -> None:
         super().__init__(num_drafts if max_depth is None else max_depth, lookahead)
         self._num_drafts = num_drafts
         self._pad = pad
+        self._max_tokens = max_tokens
         self._costs = {proposes: StepCosts() for proposes in (False, True)}
         self._tracks: dict[str, _Track] = {}
         self._prior = _Chances([_UNKNOWN] * num_drafts)
@@ -225,7 +232,7 @@ class AdaptiveSpeculation(NoSpeculation):
         expected = float(num_rows)
         least = expected / self._cost(num_rows, num_rows)
         best_speed, best = _MARGIN * least, 0
-        for count, (gain, _) in enumerate(gains, start=1):
+        for count, (gain, _) in enumerate(gains[: max(0, self._max_tokens - num_rows)], start=1):
             expected += gain
             speed = expected / self._cost(num_rows + count, num_rows)
             if speed > best_speed:

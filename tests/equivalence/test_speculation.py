@@ -29,7 +29,7 @@ LOOP = (7, 8, 9, 10, 11, 12) * 5
 def adaptive() -> Engine:
     """An engine whose steps seem to cost nothing, so that drafts always pay."""
     engine = build(proposer=NGRAM)
-    speculation = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens)
+    speculation = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens, max_tokens=10**6)
     speculation.note_step(1, 1.0, proposes=True)
     speculation.note_step = lambda num_tokens, seconds, *, proposes: None  # type: ignore[method-assign]
     engine.scheduler.speculation = speculation

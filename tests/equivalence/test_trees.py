@@ -70,7 +70,9 @@ def test_an_answer_continues_from_blocks_that_a_tree_has_filled() -> None:
 
 def test_an_adaptive_number_of_nodes_changes_no_token() -> None:
     engine = build(proposer=NGRAM)
-    policy = AdaptiveSpeculation(NGRAM.num_drafts, pad=lambda tokens, rows: tokens, max_depth=NGRAM.max_depth)
+    policy = AdaptiveSpeculation(
+        NGRAM.num_drafts, pad=lambda tokens, rows: tokens, max_tokens=10**6, max_depth=NGRAM.max_depth
+    )
     for size in range(1, 100):
         policy.note_step(size, 1 + 0.01 * size, proposes=True)
     policy.note_step = lambda num_tokens, seconds, *, proposes: None  # type: ignore[method-assign]

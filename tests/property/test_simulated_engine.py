@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.request import FinishReason, Request
+from jaxserve.runner.buckets import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation, FixedSpeculation, Patience, Speculation
 from tests.property.simulated import Engine, check_blocks, make_request, make_scheduler, solo_run
 
@@ -68,7 +69,14 @@ def speculation_of(mix: Mix) -> Speculation:
     depth = None if mix.depth is None else min(mix.depth, mix.drafts)
     if not mix.adaptive or not mix.drafts:
         return SomeDrafts(mix.drafts, depth)
-    return AdaptiveSpeculation(mix.drafts, pad=lambda tokens, rows: tokens, max_depth=depth)
+    buckets = Buckets(max(budget_of(mix), mix.max_num_seqs), mix.max_num_seqs, mix.drafts)
+    pad = lambda tokens, rows: buckets.pick(tokens, rows, has_prefill=False).tokens  # noqa: E731
+    return AdaptiveSpeculation(mix.drafts, pad=pad, max_tokens=buckets.max_places, max_depth=depth)
+
+
+def budget_of(mix: Mix) -> int:
+    """Most tokens of a step."""
+    return mix.budget if mix.chunked else max(mix.budget, 32)
 
 
 def small(low: int, high: int) -> st.SearchStrategy[int]:
@@ -139,7 +147,7 @@ def engine_for(mix: Mix, requests: list[Request]) -> Engine:
     scheduler = make_scheduler(
         num_blocks=1 + largest + mix.spare_blocks,
         block_size=mix.block_size,
-        budget=mix.budget if mix.chunked else max(mix.budget, 32),
+        budget=budget_of(mix),
         max_num_seqs=mix.max_num_seqs,
         caching=mix.caching,
         speculation=speculation_of(mix),
@@ -171,7 +179,7 @@ def play(mix: Mix) -> tuple[Engine, list[tuple[Arrival, Request]]]:
             if arrival.abort_after is not None and arrival.at + arrival.abort_after == step:
                 engine.abort(request.id)
         plan = engine.step()
-        assert plan.num_tokens <= (mix.budget if mix.chunked else max(mix.budget, 32))
+        assert plan.num_tokens <= budget_of(mix)
         assert engine.scheduler.num_running <= mix.max_num_seqs
         check_blocks(engine.blocks, requests)
         if step > 12 and not engine.busy:

@@ -6,6 +6,7 @@ from random import Random
 
 from jaxserve.plan import Drafts
 from jaxserve.request import Request
+from jaxserve.runner.buckets import Buckets
 from jaxserve.scheduler import AdaptiveSpeculation
 from jaxserve.scheduler.adaptive import StepCosts
 from tests.property.simulated import make_request
@@ -19,7 +20,7 @@ def chain(*tokens: int) -> Drafts:
 
 def policy(cost_of_a_token: float, rows: int = 1) -> AdaptiveSpeculation:
     """One whose steps are known to cost 1 s, and so much more for each token beyond the rows."""
-    speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens)
+    speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens, max_tokens=10**6)
     for extra in range(rows * MOST + 1):
         speculation.note_step(rows + extra, 1 + cost_of_a_token * extra, proposes=True)
     return started(speculation)
@@ -52,6 +53,19 @@ def live(speculation: AdaptiveSpeculation, request: Request, chance: float, step
         speculation.note(request, wanted, tuple(tokens), proposed)
         request.drafts = proposed
     return chosen
+
+
+def test_no_step_is_larger_than_there_can_be() -> None:
+    """Drafts of all requests together can be more than fit into a step."""
+    buckets = Buckets(max_tokens=8, max_rows=4, num_drafts=MOST)
+    pad = lambda tokens, rows: buckets.pick(tokens, rows, has_prefill=False).tokens  # noqa: E731
+    speculation = started(AdaptiveSpeculation(MOST, pad=pad, max_tokens=buckets.max_places))
+    requests = [make_request(name, [1]) for name in "abcd"]
+    for _ in range(20):
+        for request in requests:
+            request.drafts = chain(*range(MOST))
+            speculation.note(request, 0, request.drafts.tokens, request.drafts)
+    assert sum(speculation.choose(requests, 0).values()) == 8 - len(requests)
 
 
 def test_right_drafts_that_cost_little_are_all_verified() -> None:
@@ -120,7 +134,7 @@ def test_of_a_tree_the_drafts_up_to_the_likely_path_are_taken() -> None:
 
 def test_others_in_the_step_count() -> None:
     """Beside many rows without drafts, a token more costs as much but brings the same."""
-    speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens)
+    speculation = AdaptiveSpeculation(MOST, pad=lambda tokens, rows: tokens, max_tokens=10**6)
     for size in range(1, 64):
         speculation.note_step(size, 0.2 + size, proposes=True)
     started(speculation)

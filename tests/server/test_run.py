@@ -91,7 +91,7 @@ def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> N
     with bind(config) as sock:
         settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")
         settings.load()
-        server = _Server(settings, engine, config, None)
+        server = _Server(settings, engine, config, None, lambda: None)
         server.lifespan = settings.lifespan_class(settings)
         asyncio.run(stop(sock))
     assert engine.shutdowns == [0.0]
