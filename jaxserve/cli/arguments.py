@@ -19,7 +19,7 @@ from jaxserve.errors import ConfigError, nearest
 
 __all__ = ["Flag", "Parser", "add_flags", "flags_of", "parse_size", "read_yaml"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kKmMgGtT]?)")
 
 
 def parse_size(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from jaxserve.config import ModelOptions
 from jaxserve.engine.drafts import OpenedDrafts, check_draft_model, open_heads
@@ -15,6 +14,7 @@ from jaxserve.models.decoder import state_size
 from jaxserve.models.spec import ParamSpec
 from jaxserve.sizing import Drafts, Guesses, all_specs, choose_form, weight_sizes
 from jaxserve.weights import ALIASES, kept_kinds, open_settings
+from jaxserve.weights.hub import local_path
 
 __all__ = ["plan_drafts"]
 
@@ -64,7 +64,7 @@ def _heads(settings: SpeculativeSettings, options: ModelOptions, model: ModelCon
 
 
 def _is_here(name: str) -> bool:
-    return name in ALIASES or Path(name).expanduser().exists()
+    return name in ALIASES or local_path(name).exists()
 
 
 def _specs(heads: OpenedDrafts) -> list[ParamSpec]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jaxserve.config import ModelOptions
 from jaxserve.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.weights import open_model
-from jaxserve.weights.hub import resolve_tokenizer
+from jaxserve.weights.hub import local_path, resolve_tokenizer
 
 __all__ = ["open_tokenizer"]
 
@@ -17,7 +15,7 @@ def open_tokenizer(name: str) -> Tokenizer:
 
     The model need not be one that an engine could serve, unless its tokenizer is in a GGUF file.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     on_hub = name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~"))
     if on_hub or (path / "tokenizer.json").is_file():
         return load_tokenizer(resolve_tokenizer(name))

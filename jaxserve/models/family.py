@@ -66,7 +66,9 @@ def layer_windows(
     """
     types = fields.get("layer_types")
     known = ("full_attention", "sliding_attention")
-    if types is not None and (not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known)):
+    if types is not None and (
+        not isinstance(types, list) or len(types) != num_layers or any(t not in known for t in types)
+    ):
         raise fields.wrong("layer_types", f"a list of {num_layers} names out of {', '.join(known)}", types)
     if not enabled or fields.get("sliding_window") is None:
         return (None,) * num_layers

@@ -13,6 +13,10 @@ from jaxserve.errors import CorruptFileError
 
 __all__ = ["Fields"]
 
+_MOST = 2**53
+_MOST_LAYERS = 10_000
+_LARGEST = 3.4e38  # computed with in float32
+
 
 class Fields:
     """A mapping with typed reads.
@@ -37,17 +41,23 @@ class Fields:
         name = self._prefix + key
         return self._values[name] if name in self._values else self._defaults.get(key, default)
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least ``least``; without a default the key must be there. Raises CorruptFileError."""
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = _MOST) -> int:
+        """An integer from ``least`` to ``most``; without a default the key must be there. Raises CorruptFileError."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, f"an integer of at least {least}", value)
+        if value > most:
+            raise self.wrong(key, f"an integer of at most {most}", value)
         return value
 
+    def num_layers(self, key: str) -> int:
+        """A number of layers. Raises CorruptFileError: it is none, or one for which not even a list has room."""
+        return self.integer(key, most=_MOST_LAYERS)
+
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number; without a default the key must be there. Raises CorruptFileError."""
+        """A positive number of float32; without a default the key must be there. Raises CorruptFileError."""
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             raise self.wrong(key, "a positive number", value)
         return float(value)
 

@@ -53,7 +53,7 @@ def from_gguf(
     if fields.integer("expert_count", default=0, least=0):
         raise UnsupportedModelError(f"A mixture of experts ({arch}.expert_count) is not served in GGUF form.")
     heads = _heads(fields)
-    num_layers = fields.integer("block_count")
+    num_layers = fields.num_layers("block_count")
     embed = shapes.get("token_embd.weight", ())
     if len(embed) != 2:
         raise CorruptFileError("The GGUF file has no two-dimensional tensor token_embd.weight.")

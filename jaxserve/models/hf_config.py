@@ -30,7 +30,7 @@ def from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | No
     family = family_of_architectures(config.get("architectures"))
     fields = Fields(config, "config.json", family.defaults)
     _refuse_unserved(fields)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.num_layers("num_hidden_layers")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:

@@ -17,7 +17,7 @@ def _quirks(fields: Fields, num_layers: int) -> dict[str, Any]:
     if uses_rope is None:
         interval = fields.integer("no_rope_layer_interval")
         uses_rope = [int((i + 1) % interval != 0) for i in range(num_layers)]
-    if not isinstance(uses_rope, list) or len(uses_rope) < num_layers or not set(uses_rope) <= {0, 1}:
+    if not isinstance(uses_rope, list) or len(uses_rope) < num_layers or any(r not in (0, 1) for r in uses_rope):
         raise fields.wrong("no_rope_layers", f"a list of at least {num_layers} zeros and ones", uses_rope)
     rope_layers = tuple(bool(r) for r in uses_rope[:num_layers])
     return {

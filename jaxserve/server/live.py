@@ -207,7 +207,13 @@ def routes(live: Live) -> list[Route]:
     """Routes of this family."""
 
     async def look(request: Request) -> Response:
-        return _LiveStream(live.events(_interval(request.query_params.get("interval", "250"))))
+        stream = _LiveStream(live.events(_interval(request.query_params.get("interval", "250"))))
+        if request.method == "GET":
+            return stream
+        # The server sends nothing of what HEAD is answered with, and waits for its end, which would never come.
+        head = Response(headers=stream.headers)
+        del head.headers["content-length"]
+        return head
 
     return [Route(LIVE_PATH, look)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import CorruptFileError
-from jaxserve.weights.hub import ALIASES
+from jaxserve.weights.hub import ALIASES, local_path
 
 __all__ = ["default_drafts", "read_vocabulary"]
 
@@ -20,7 +20,7 @@ def default_drafts(method: str, model: str) -> Path:
     """Where heads that were trained for a model lie, unless told otherwise: under ``~/.cache/jaxserve/drafts``, or
     under ``XDG_CACHE_HOME``. ``model`` is as the user names it; a path is known by where it leads to."""
     home = os.environ.get("XDG_CACHE_HOME")
-    path = Path(model).expanduser()
+    path = local_path(model)
     name = model.replace("/", "--")
     if model not in ALIASES and path.exists():
         name = f"{path.resolve().name}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"

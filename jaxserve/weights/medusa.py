@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from jaxserve.errors import CorruptFileError, LoadError, MissingFileError
 from jaxserve.weights.drafts import read_vocabulary
-from jaxserve.weights.hub import ALIASES, fetch_folder
+from jaxserve.weights.hub import ALIASES, fetch_folder, local_path
 from jaxserve.weights.reader import TensorReader, read_json
 from jaxserve.weights.safetensors import SafetensorsReader
 from jaxserve.weights.torch_file import TorchFile
@@ -61,7 +61,7 @@ class MedusaHeads:
 
 def is_medusa(model: str, download_dir: str | None = None) -> bool:
     """Whether a folder or hub model says of itself that it holds Medusa heads."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     if model in ALIASES or path.is_file():
         return False
     try:

@@ -50,6 +50,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise MissingFileError(f"{path} is not there.") from None
     except ValueError as error:
         raise CorruptFileError(f"{path} is not valid JSON: {error}.") from error
+    except RecursionError:
+        raise CorruptFileError(f"{path} is nested too deeply.") from None
     if not isinstance(value, dict):
         raise CorruptFileError(f"{path} must hold a JSON object, but holds a {type(value).__name__}.")
     return value

@@ -22,7 +22,7 @@ from jaxserve.models.registry import param_specs
 from jaxserve.models.spec import ParamSpec
 from jaxserve.sizing import GGUF_BLOCKS, all_specs
 from jaxserve.weights.gguf import GGUFFile
-from jaxserve.weights.hub import ModelFiles, resolve_settings
+from jaxserve.weights.hub import ModelFiles, local_path, resolve_settings
 from jaxserve.weights.reader import TensorReader, read_json
 from jaxserve.weights.safetensors import SafetensorsReader, has_safetensors
 
@@ -47,7 +47,7 @@ class ModelSettings:
 def open_settings(options: ModelOptions) -> ModelSettings:
     """Find a model and read its settings; its name may be that of a config.json, too. LoadError or ConfigError: it
     cannot be served, and why."""
-    path = Path(options.model).expanduser()
+    path = local_path(options.model)
     if path.suffix == ".json" and path.is_file():
         files = ModelFiles(folder=path.parent)
     else:

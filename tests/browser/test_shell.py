@@ -31,7 +31,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(serve: Serve, open_page: Open, 
     page.get_by_label("API key").fill("wrong")
     page.keyboard.press("Enter")
     dialog.get_by_text("The server does not accept this key.").wait_for()
-    page.get_by_label("API key").fill("secret")
+    page.get_by_label("API key").fill(" secret ")
     page.keyboard.press("Enter")
     finished(page, ask(page, "Hi"))
     page.reload()

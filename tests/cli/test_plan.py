@@ -185,5 +185,8 @@ def test_settings_that_are_wrong_are_told_by_their_key(
     llama.write_text("{")
     assert main(["plan", str(llama)]) == 1
     assert f"{llama} is not valid JSON" in capsys.readouterr().err
+    llama.write_text('{"a":' * 100_000)
+    assert main(["plan", str(llama)]) == 1
+    assert f"{llama} is nested too deeply" in capsys.readouterr().err
     assert main(["plan", str(tmp_path / "nowhere")]) == 1
     assert "There is no model" in capsys.readouterr().err

