@@ -97,7 +97,7 @@ class Request:
         pooling: what is made of the prompt's hidden states: "mean", "last", or "" for nothing.
         is_read: all that is wanted of its prompt beside the KV is known.
         constraint: what its next token may be (see ``structured``), None for anything.
-        scheduled_at, first_token_at: ``time.monotonic()`` of first admission and first token, 0.0 before.
+        scheduled_at, first_token_at, ended_at: ``time.monotonic()`` of first admission, first token, end; 0.0 before.
         finish, stop_reason: why it ended, and the stop token id if one did it.
     """
 
@@ -133,6 +133,7 @@ class Request:
     constraint: Any = None
     scheduled_at: float = 0.0
     first_token_at: float = 0.0
+    ended_at: float = 0.0
     finish: FinishReason | None = None
     stop_reason: int | None = None
 

@@ -113,29 +113,35 @@ class Entry:
 
     def report(self, end: FinishReason | None = None) -> Report:
         """What is known of it; with ``end``, completions that have not ended do now, for this reason."""
-        now = time.monotonic()
         parts = []
-        for request, answered, ended in zip(self.requests, self._answered, self._ends, strict=True):
-            ended = ended or (None if end is None else ((request.finish or end).value, now))
-            parts.append(_part(request, answered, ended))
+        for request, answered, noted in zip(self.requests, self._answered, self._ends, strict=True):
+            # The engine may have generated more than was answered with: it hears of a stop string a step later.
+            num_tokens = len(request.output) if noted is None else answered
+            parts.append(_part(request, num_tokens, noted or _end_of(request, end)))
         return Report(self.id, self.adapter, self.opened_at, self.arrived, tuple(parts))
 
 
-def _part(request: Request, answered: int, ended: tuple[str, float] | None) -> Part:
-    # The engine may have generated more than was answered with: it hears of a stop string a step later.
+def _end_of(request: Request, end: FinishReason | None) -> tuple[str, float] | None:
+    """Why and when a completion has ended whose answer is not handed out yet: it waits for its siblings."""
+    if request.finish is not None:
+        return request.finish.value, request.ended_at
+    return None if end is None else (end.value, time.monotonic())
+
+
+def _part(request: Request, num_tokens: int, ended: tuple[str, float] | None) -> Part:
     runs = ended is None and request.row >= 0
     return Part(
         state="finished" if ended is not None else "running" if runs else "waiting",
         finish_reason=None if ended is None else ended[0],
         prompt_tokens=len(request.prompt),
         cached_tokens=request.cached,
-        output_tokens=len(request.output) if ended is None else answered,
+        output_tokens=num_tokens,
         miss=request.miss,
         chunks=tuple(request.chunks),
         preemptions=request.preemptions,
         recomputed_tokens=request.recomputed,
         drafts=request.speculation.copy(),
-        forked=request.fork_of is not None and not request.miss,
+        forked=request.fork_of is not None and bool(request.scheduled_at) and not request.miss,
         blocks=tuple(request.blocks) if runs else (),
         arrived_at=request.arrived_at,
         scheduled_at=request.scheduled_at,

@@ -328,6 +328,7 @@ class Scheduler:
         self._waiting.add(request)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.ended_at = time.monotonic()  # first: who sees the reason from another thread asks when
         request.finish = reason
         self.speculation.forget(request)
         if request.row >= 0:

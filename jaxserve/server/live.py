@@ -69,7 +69,7 @@ class Live:
             raise QueueFullError(f"{_MAX_VIEWERS} look at {LIVE_PATH} already.", retry_after=1.0)
         interval = _INTERVALS[bisect_left(_INTERVALS, interval)]
         channel = self._channels.get(interval)
-        if channel is None:
+        if channel is None or channel.is_closed:  # by an error that one who does not read has not heard of yet
             painter = Painter(
                 self._model,
                 self._engine.max_model_len,

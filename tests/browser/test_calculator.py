@@ -14,6 +14,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.roofline.memory import kv_token_bytes, weight_bytes
 from jaxserve.roofline.models import MODELS
 from jaxserve.roofline.precision import Precision
+from jaxserve.sizing.sessions import mix_of
 from tests.server.fake import FakeEngine
 
 if TYPE_CHECKING:
@@ -115,11 +116,10 @@ def test_both_ways_are_compared_as_in_python(page: Page) -> None:
 
 
 def test_sessions_fit_as_planned(page: Page) -> None:
-    sessions = pytest.importorskip("jaxserve.sizing.sessions", reason="this version plans nothing")
     for context, size in ((8192, 16), (1000, 16), (1000, 128), (1, 8)):
         given = GIVEN | {"mean": context, "spread": 0, "blockSize": size}
         found = in_page(page, "m.compare(g)", given)
-        mix = sessions.mix_of(
+        mix = mix_of(
             [context], num_blocks=found["poolBlocks"] + 1, block_size=size, max_context=8192, token_bytes=128 * KIB
         )
         for side in ("paged", "contiguous"):

@@ -15,6 +15,8 @@ from jaxserve.config import ServerConfig
 from jaxserve.engine import AsyncLLM
 from jaxserve.errors import EngineDeadError
 from jaxserve.outputs import TokenEvent
+from jaxserve.request import FinishReason
+from jaxserve.sampling_params import SamplingParams
 from tests.engine.test_async_engine import OTHER, PROMPT, Gate, collect, running, until
 from tests.engine.tiny import greedy
 from tests.equivalence.test_speculation import ITSELF
@@ -55,13 +57,13 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int, **m
 async def test_maps_agree_with_counts_and_with_each_other_under_load() -> None:
     async with serving(num_blocks=61) as (llm, client):
         slow_down(llm)
-        jobs = [asyncio.create_task(ask(client, [*PROMPT, *PROMPT, i], 40, request_id=f"r{i}")) for i in range(10)]
         seen = Map()
         most_refs = most_used = 0
         steps: list[Any] = []
         async with looking(client) as events:
             for _ in range(2):
                 seen.take(*await anext(events))
+            jobs = [asyncio.create_task(ask(client, [*PROMPT, *PROMPT, i], 40, request_id=f"r{i}")) for i in range(10)]
             while not all(job.done() for job in jobs):
                 seen.take(*await anext(events))
                 steps += seen.state["steps"]
@@ -79,8 +81,9 @@ async def test_maps_agree_with_counts_and_with_each_other_under_load() -> None:
                     assert (seen.owners == fresh.owners).all()
                     assert (seen.refs == fresh.refs).all()
             answers = await asyncio.gather(*jobs)
-            for _ in range(3):
-                seen.take(*await anext(events))
+            async with asyncio.timeout(10):
+                while seen.num_used or seen.state["counts"]["generation_tokens"] < 400:
+                    seen.take(*await anext(events))
         assert all(len(step) == 8 for step in steps)
         assert [step[0] for step in steps] == sorted({step[0] for step in steps})
         assert {step[2] for step in steps} <= {"decode", "prefill", "mixed"}
@@ -122,7 +125,7 @@ async def test_an_engine_without_work_paused_or_dead_is_shown_as_it_is() -> None
             assert llm.stats().steps_total == num_steps
             gate = Gate(llm)
             job = asyncio.create_task(ask(client, OTHER, 60))
-            await until(lambda: llm.stats().num_waiting + len(llm._engine._inbox) > 0)
+            await until(lambda: any(entry.requests for entry in tuple(llm.live.journal.entries.values())))
             for _ in range(4):
                 gate.open(1)
             await until(lambda: llm.stats().num_running == 1)
@@ -212,6 +215,7 @@ async def test_a_text_that_ends_it_and_a_client_that_leaves() -> None:
         stop = llm.tokenizer.decode(tokens[8:10])
         async for output in llm.generate(PROMPT, greedy(20, stop=[stop]), "b", stream=False):
             answered = output
+        slow_down(llm)
         stream = llm.generate(PROMPT, greedy(60), "c")
         await anext(stream)
         (entry,) = llm.live.journal.entries.values()
@@ -220,3 +224,26 @@ async def test_a_text_that_ends_it_and_a_client_that_leaves() -> None:
         left, stopped, whole = list(llm.live.journal.finished)
         assert [report.parts[0].finish_reason for report in (left, stopped, whole)] == ["abort", "stop", "length"]
         assert stopped.parts[0].output_tokens == len(answered.outputs[0].token_ids) < 20
+
+
+async def test_a_completion_that_waits_for_its_sibling_has_ended() -> None:
+    async with running() as llm:
+        gate = Gate(llm)
+        params = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=60, ignore_eos=True)
+        job = asyncio.create_task(anext(llm.generate(PROMPT, params, "a", stream=False)))
+        await until(lambda: any(entry.requests for entry in llm.live.journal.entries.values()))
+        (entry,) = llm.live.journal.entries.values()
+        first = entry.requests[0]
+        assert [(part.state, part.forked) for part in entry.report().parts] == [("waiting", False)] * 2
+        while llm.stats().num_running < 2 or not first.output:
+            gate.open(1)
+            await asyncio.sleep(0.005)
+        llm._engine.finish(first.id, FinishReason.STOP)  # as its text does
+        gate.open(1)
+        await until(lambda: first.finish is not None)
+        ended, other = entry.report().parts
+        assert (ended.state, ended.finish_reason, ended.output_tokens) == ("finished", "stop", len(first.output))
+        assert 0 < ended.first_token_at <= ended.ended_at == first.ended_at
+        assert (other.state, other.forked, ended.forked) == ("running", True, False)
+        gate.open()
+        await job

@@ -139,6 +139,8 @@ export const MISS_REASONS = {
   partial_block: "less than a block",
   lora: "other adapter",
   salt: "other cache salt",
+  read: "read anew, as was asked",
+  off: "cache switched off",
 };
 
 /** Bars of {reason: tokens}; `all` is what the bars are shares of. */
