@@ -107,7 +107,7 @@ class AsyncLLM:
         self.check_health()
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is that of a request which is being answered.", "request_id")
-        self._limits.check(self._engine.stats().num_waiting, [entry.size for entry in self._streams.values()])
+        self._limits.check(self._engine.scheduler.num_waiting, [entry.size for entry in self._streams.values()])
         self._loop = self._loop or asyncio.get_running_loop()
         entry = self._streams[request_id] = Stream((params.n, 0), self.live.journal.open(request_id, adapter))
         # The caller may use its id again while the engine still has events of the old request under way.

@@ -15,13 +15,16 @@ import ssl
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from jaxserve.config import ServerConfig
 from jaxserve.logging import get_logger
+from jaxserve.server.access import route_path
 from jaxserve.server.app import create_app
 from jaxserve.server.listening import Certificate, address_of, bind
+from jaxserve.server.live import LIVE_PATH
 from jaxserve.server.protocol import Engine
 
 __all__ = ["run_server"]
@@ -116,13 +119,22 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._end_endless()
         closing = asyncio.create_task(super().shutdown(sockets))
-        deadline = asyncio.get_running_loop().time() + self._drain_seconds
+        began = asyncio.get_running_loop().time()
+        deadline, patient_until = began + self._drain_seconds, began + _LAST_WORDS_SECONDS
         while not (closing.done() or self._hurry or asyncio.get_running_loop().time() >= deadline):
             await asyncio.wait({closing}, timeout=_TICK_SECONDS)
             # One that was accepted just before may be known only now, and uvicorn would wait for it until it is used.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
+                # The end of an endless stream lies behind all that its client has not read.
+                if asyncio.get_running_loop().time() >= patient_until and _is_endless(connection):
+                    connection.transport.abort()
         await self._engine.shutdown(0.0)
         # Aborted requests still get their last event; a client that does not read is not waited for.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(closing, _LAST_WORDS_SECONDS)
+
+
+def _is_endless(connection: Any) -> bool:
+    scope = connection.scope  # None before the first request
+    return scope is not None and route_path(scope) == LIVE_PATH

@@ -78,14 +78,17 @@ class Watch:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens an address in a fresh profile, with options of ``new_context``; checks it when the test ends."""
+    """Opens an address in a fresh profile, with a script that runs first and options of ``new_context``.
+
+    It is checked when the test ends.
+    """
     opened: list[tuple[Page, Watch, str]] = []
 
-    def open_page(url: str, **options: Any) -> Page:
+    def open_page(url: str, init_script: str = "", **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         context.set_default_timeout(10_000)
         page, watch = context.new_page(), Watch()
-        page.add_init_script(_COLLECT_VIOLATIONS)
+        page.add_init_script(_COLLECT_VIOLATIONS + init_script)
         page.on("request", lambda request: watch.hosts.add(_host(request)))
         page.on("dialog", watch.refuse)
         page.on("pageerror", lambda error: watch.errors.append(str(error)))

@@ -215,3 +215,8 @@ def test_errors_are_readable(serve: Serve, open_page: Open) -> None:
     page.context.set_offline(True)
     answer = finished(page, ask(page, "Hi"))
     assert answer.locator(".error").inner_text() == "The server cannot be reached."
+    page.context.set_offline(False)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        finished(page, ask(page, "Once more"))
+    # Templates insist on turns: questions that were not answered are left out.
+    assert [message["role"] for message in asked.value.post_data_json["messages"]] == ["user", "assistant", "user"]

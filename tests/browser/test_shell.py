@@ -40,6 +40,16 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(serve: Serve, open_page: Open, 
     assert page.evaluate("JSON.stringify([sessionStorage, localStorage, document.cookie])").count("secret") == 1
 
 
+def test_a_browser_that_stores_nothing_shows_the_page(serve: Serve, open_page: Open) -> None:
+    url = serve(FakeEngine(says="ok"), api_key=("secret",))
+    refuses = "{ get() { throw new DOMException('denied', 'SecurityError'); } }"
+    script = f"for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {refuses});"
+    page = open_page(url, init_script=script)
+    page.get_by_label("API key").fill("secret")
+    page.keyboard.press("Enter")
+    finished(page, ask(page, "Hi"))
+
+
 def test_themes_follow_the_system_until_one_is_chosen(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeEngine()), color_scheme="dark")
 

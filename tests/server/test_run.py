@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -78,6 +79,8 @@ def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> N
     engine = FakeEngine()
 
     class Late:
+        scope = None
+
         def shutdown(self) -> None:
             server.server_state.connections.discard(self)
 
@@ -87,6 +90,36 @@ def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> N
         await asyncio.sleep(0.05)  # uvicorn has told all connections that it knows
         server.server_state.connections.add(Late())  # type: ignore[arg-type]
         await asyncio.wait_for(stopping, 5)
+
+    with bind(config) as sock:
+        settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")
+        settings.load()
+        server = _Server(settings, engine, config, None, lambda: None)
+        server.lifespan = settings.lifespan_class(settings)
+        asyncio.run(stop(sock))
+    assert engine.shutdowns == [0.0]
+
+
+def test_a_live_stream_that_nobody_reads_is_not_waited_for() -> None:
+    config = ServerConfig(port=0, shutdown_timeout=60)
+    engine = FakeEngine()
+
+    class Unread:
+        scope: ClassVar[dict[str, str]] = {"type": "http", "path": "/debug/live"}
+
+        def __init__(self) -> None:
+            self.transport = self
+
+        def shutdown(self) -> None:
+            """Its answer has not ended."""
+
+        def abort(self) -> None:
+            server.server_state.connections.discard(self)  # type: ignore[arg-type]
+
+    async def stop(sock: socket.socket) -> None:
+        await server.startup([sock])
+        server.server_state.connections.add(Unread())  # type: ignore[arg-type]
+        await asyncio.wait_for(server.shutdown([sock]), 10)
 
     with bind(config) as sock:
         settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")

@@ -1,5 +1,7 @@
 // How the views ask the server: with the key that the user gave, relative to where the page lies, errors as one readable line.
 
+import { keep, recall } from "./storage.js";
+
 const BASE = new URL("..", import.meta.url);
 const STORED_KEY = "jaxserve-key";
 
@@ -22,7 +24,7 @@ export class Api {
   /** A Response whose status is good. Asks for a key where one is needed and tries again. Throws ApiError, or AbortError. */
   async request(path, options = {}) {
     for (;;) {
-      const key = sessionStorage.getItem(STORED_KEY);
+      const key = recall(() => sessionStorage, STORED_KEY);
       const headers = new Headers(options.headers);
       if (key) headers.set("Authorization", `Bearer ${key}`);
       let response;
@@ -35,7 +37,7 @@ export class Api {
       if (response.ok) return response;
       if (response.status !== 401) throw await failure(response);
       // Another request may have been given a key meanwhile.
-      if (sessionStorage.getItem(STORED_KEY) === key) await this._newKey(key);
+      if (recall(() => sessionStorage, STORED_KEY) === key) await this._newKey(key);
     }
   }
 
@@ -71,7 +73,7 @@ export class Api {
   /** One dialog at a time, however many requests wait for a key. */
   async _newKey(refused) {
     this._asking ??= this._askKey(refused ? "The server does not accept this key." : "").then((key) => {
-      sessionStorage.setItem(STORED_KEY, key);
+      keep(() => sessionStorage, STORED_KEY, key);
       this._asking = null;
     });
     await this._asking;

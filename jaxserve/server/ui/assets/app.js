@@ -4,6 +4,7 @@ import { Api } from "./api.js";
 import * as calculator from "./calculator.js";
 import * as chat from "./chat.js";
 import * as live from "./live.js";
+import { keep, recall } from "./storage.js";
 
 const VIEWS = { chat, live, calculator };
 const mounted = new Set();
@@ -80,14 +81,14 @@ const THEMES = ["system", "light", "dark"];
 function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  localStorage.setItem("jaxserve-theme", theme);
+  keep(() => localStorage, "jaxserve-theme", theme);
   byId("theme").textContent = { system: "Auto theme", light: "Light theme", dark: "Dark theme" }[theme];
   byId("theme").title = "Change the theme";
   document.dispatchEvent(new Event("themechange"));
 }
 
 function currentTheme() {
-  const stored = localStorage.getItem("jaxserve-theme");
+  const stored = recall(() => localStorage, "jaxserve-theme");
   return THEMES.includes(stored) ? stored : "system";
 }
 

@@ -144,8 +144,9 @@ class Chat {
   }
 
   async _answer() {
-    // An answer that failed says nothing, and is not sent as one.
-    const said = this._turns.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+    // An answer that failed says nothing: it is not sent, nor is its question, as roles must take turns.
+    const isSent = ({ content }, i) => content && this._turns[i + 1]?.content !== "";
+    const said = this._turns.filter(isSent).map(({ role, content }) => ({ role, content }));
     const turn = { role: "assistant", content: "" };
     const links = { onAgain: () => this._again(turn), requestLink: this._context.requestLink };
     const message = new AnswerMessage(this._settings.model, links);
