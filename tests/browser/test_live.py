@@ -143,9 +143,9 @@ def test_blocks_and_steps_are_told_by_mouse_and_keyboard(watch: Watch) -> None:
     until(lambda: blocks(page, "Active") == 0, "the end")
     page.locator("#steps").focus()
     page.keyboard.press("ArrowLeft")
-    assert re.match(
-        r"(decode|verify) step: \d+ decode, .*; \d+ rows?, .* ms\.", page.locator("#step-said").inner_text()
-    )
+    # A step whose size is that of a bucket has no padding to tell of.
+    said = r"(decode|verify) step of tokens: \d+ [^;]+; \d+ rows?, .* ms\."
+    assert re.match(said, page.locator("#step-said").inner_text())
 
 
 def test_a_request_is_shown_with_its_blocks(watch: Watch, screenshot: Shoot) -> None:

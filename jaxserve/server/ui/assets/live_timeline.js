@@ -142,7 +142,7 @@ export class Timeline {
     }
     const parts = PARTS.filter(({ field }) => step[field]).map(({ field, label }) => `${count(step[field])} ${label}`);
     const rows = `${count(step.rows)} ${step.rows === 1 ? "row" : "rows"}`;
-    setText(this._said, `${step.kind} step: ${parts.join(", ")} tokens; ${rows}, ${duration(step.seconds)}.`);
+    setText(this._said, `${step.kind} step of tokens: ${parts.join(", ")}; ${rows}, ${duration(step.seconds)}.`);
   }
 
   _indexAt(x) {
