@@ -151,8 +151,9 @@ def test_blocks_and_steps_are_told_by_mouse_and_keyboard(watch: Watch) -> None:
 def test_a_request_is_shown_with_its_blocks(watch: Watch, screenshot: Shoot) -> None:
     feed = Feed(num_blocks=600, max_running=6)
     page = watch(feed)
-    until(lambda: page.locator("#live-requests tbody tr").count() > 5, "requests")
-    page.locator("#live-requests a").nth(3).click()
+    running = page.locator("#live-requests tbody tr", has_text="running")
+    until(lambda: running.count() > 3, "requests")
+    running.last.get_by_role("link").click()  # the newest: it runs for a while yet
     detail = page.locator("#live-detail")
     detail.get_by_text("Prefill chunks").wait_for()
     name = detail.locator("h2 .mono").inner_text()
