@@ -116,8 +116,9 @@ class BlockManager:
         request.published = len(prefix.blocks)
         request.owed = request.known
         if request.preemptions:
-            request.recomputed += request.known - prefix.num_tokens
-            self.recomputed_tokens_total += request.known - prefix.num_tokens
+            lost = request.known - prefix.num_tokens
+            request.recomputed += lost
+            self.recomputed_tokens_total += lost
         elif not prefix.forked:
             request.cached = prefix.num_tokens
             self._cache.count(request, prefix.num_tokens)

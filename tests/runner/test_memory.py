@@ -7,24 +7,12 @@ import pytest
 
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError
-from jaxserve.models import ModelConfig
 from jaxserve.runner import check_room, fit_blocks
 from jaxserve.sizing import KVSize
 from jaxserve.speculative import DraftModelProposer, NoProposer, SuffixProposer
+from tests.sizing.small import MODEL, PER_BLOCK
 
-MODEL = ModelConfig(
-    family="llama",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=512,
-)
 FLOAT32 = jnp.dtype("float32")
-PER_BLOCK = 2 * 3 * 16 * 2 * 16 * 4
 
 
 def test_asked_bytes_give_whole_blocks() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import ClassVar
 
 import httpx
@@ -74,60 +74,58 @@ def test_drain_ends_with_its_time_or_a_second_signal(start: Start, drain: float,
     assert time.monotonic() - began < 5
 
 
-def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> None:
-    config = ServerConfig(port=0, shutdown_timeout=60)
-    engine = FakeEngine()
-
-    class Late:
-        scope = None
-
-        def shutdown(self) -> None:
-            server.server_state.connections.discard(self)
-
-    async def stop(sock: socket.socket) -> None:
-        await server.startup([sock])
-        stopping = asyncio.create_task(server.shutdown([sock]))
-        await asyncio.sleep(0.05)  # uvicorn has told all connections that it knows
-        server.server_state.connections.add(Late())  # type: ignore[arg-type]
-        await asyncio.wait_for(stopping, 5)
-
+def run_and_stop(stop: Callable[[_Server, socket.socket], Coroutine[None, None, None]]) -> None:
+    """Give ``stop`` a server that has a minute to drain; the engine must be shut down once."""
+    config, engine = ServerConfig(port=0, shutdown_timeout=60), FakeEngine()
     with bind(config) as sock:
         settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")
         settings.load()
         server = _Server(settings, engine, config, None, lambda: None)
         server.lifespan = settings.lifespan_class(settings)
-        asyncio.run(stop(sock))
+        asyncio.run(stop(server, sock))
     assert engine.shutdowns == [0.0]
 
 
-def test_a_live_stream_that_nobody_reads_is_not_waited_for() -> None:
-    config = ServerConfig(port=0, shutdown_timeout=60)
-    engine = FakeEngine()
+def test_a_connection_that_comes_while_the_server_stops_is_not_waited_for() -> None:
+    class Late:
+        scope = None
 
+        def __init__(self, server: _Server) -> None:
+            self._server = server
+
+        def shutdown(self) -> None:
+            self._server.server_state.connections.discard(self)
+
+    async def stop(server: _Server, sock: socket.socket) -> None:
+        await server.startup([sock])
+        stopping = asyncio.create_task(server.shutdown([sock]))
+        await asyncio.sleep(0.05)  # uvicorn has told all connections that it knows
+        server.server_state.connections.add(Late(server))  # type: ignore[arg-type]
+        await asyncio.wait_for(stopping, 5)
+
+    run_and_stop(stop)
+
+
+def test_a_live_stream_that_nobody_reads_is_not_waited_for() -> None:
     class Unread:
         scope: ClassVar[dict[str, str]] = {"type": "http", "path": "/debug/live"}
 
-        def __init__(self) -> None:
+        def __init__(self, server: _Server) -> None:
+            self._server = server
             self.transport = self
 
         def shutdown(self) -> None:
             """Its answer has not ended."""
 
         def abort(self) -> None:
-            server.server_state.connections.discard(self)  # type: ignore[arg-type]
+            self._server.server_state.connections.discard(self)  # type: ignore[arg-type]
 
-    async def stop(sock: socket.socket) -> None:
+    async def stop(server: _Server, sock: socket.socket) -> None:
         await server.startup([sock])
-        server.server_state.connections.add(Unread())  # type: ignore[arg-type]
+        server.server_state.connections.add(Unread(server))  # type: ignore[arg-type]
         await asyncio.wait_for(server.shutdown([sock]), 10)
 
-    with bind(config) as sock:
-        settings = uvicorn.Config(create_app(engine, config), log_config=None, lifespan="off", ws="none")
-        settings.load()
-        server = _Server(settings, engine, config, None, lambda: None)
-        server.lifespan = settings.lifespan_class(settings)
-        asyncio.run(stop(sock))
-    assert engine.shutdowns == [0.0]
+    run_and_stop(stop)
 
 
 def test_idle_server_stops_at_once(start: Start) -> None:

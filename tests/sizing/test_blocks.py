@@ -10,7 +10,6 @@ import pytest
 
 from jaxserve.config import CacheConfig, EngineConfig
 from jaxserve.errors import ConfigError
-from jaxserve.models import ModelConfig
 from jaxserve.roofline import MODELS
 from jaxserve.sizing import (
     KVSize,
@@ -23,19 +22,7 @@ from jaxserve.sizing import (
     step_limits,
     workspace_bound,
 )
-
-MODEL = ModelConfig(
-    family="llama",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=512,
-)
-PER_BLOCK = 2 * 3 * 16 * 2 * 16 * 4
+from tests.sizing.small import MODEL, PER_BLOCK
 
 
 def test_a_block_holds_keys_and_values_of_all_layers() -> None:
